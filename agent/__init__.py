@@ -1,0 +1,1 @@
+"""The agent of one member cluster: scheduling, learning and its end of the federation link."""

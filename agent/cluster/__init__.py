@@ -1,0 +1,1 @@
+"""The member cluster as it stands: records, arrays and where they come from."""

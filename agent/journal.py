@@ -1,0 +1,178 @@
+"""The journal that joins serving and learning: what was decided and what became of the pods.
+
+``agent serve`` appends, ``agent learn`` reads; they share nothing else that grows. One record is
+one ``os.write`` to a file opened for appending: the data is with the kernel before the answer goes
+out, so a killed process loses nothing that it answered, and no disk is waited for. Each record is
+framed by its length and CRC-32; a torn last record (a machine that lost power) is passed over.
+"""
+
+import os
+import struct
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import numpy as np
+import numpy.typing as npt
+
+_FRAME = struct.Struct("<II")
+_SUFFIX = ".journal"
+SEGMENT_BYTES = 8 << 20
+
+
+class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision", array_like=True):
+    """One choice among candidates, as it was made; rows are candidates, in one order throughout."""
+
+    id: str
+    session: str
+    """The serving process that decided; integrals are comparable within one session only."""
+    time: float
+    """Cluster seconds since the epoch."""
+    verb: str
+    """``queue`` (which pod goes now, or wait) or ``prioritize`` (which node for one pod)."""
+    policy: str
+    """Version of the policy that decided; empty for the rule alone."""
+    pods: list[str]
+    """[C] pod UID of each candidate; empty for waiting."""
+    nodes: list[str]
+    """[C] node name of each candidate; empty for waiting."""
+    features: bytes
+    """[C, FEATURE_COUNT] float32, C order."""
+    rule_scores: bytes
+    """[C] float32, the rule's score of each candidate: 0 for its own choice, below for others."""
+    action: int
+    """The row that was preferred."""
+    log_prob: float
+    """Log probability with which the behaviour policy preferred that row; 0 where it was greedy."""
+    temperature: float
+    """Softmax temperature of the behaviour policy; 0 for greedy."""
+    pending: int
+    running: int
+    job_seconds: float
+    """∫ jobs in the system dt since the session began, cluster seconds."""
+    imbalance_seconds: float
+    """∫ Σ (U_i − Ū)² dt over nodes since the session began, cluster seconds."""
+
+
+class PodEvent(msgspec.Struct, frozen=True, kw_only=True, tag="pod", array_like=True):
+    """Something that was seen to happen to a pod; ``(uid, kind)`` happens once."""
+
+    uid: str
+    time: float
+    """Cluster seconds since the epoch, by the agent's own clock."""
+    kind: str
+    """created, bound, started, finished, oom, evicted, failed or deleted (while not done)."""
+    node: str = ""
+    job_type: str = ""
+    gpus: int = 0
+    gpu_model: str = ""
+    gpu_share: float = 0.0
+    cpu: float = 0.0
+    memory: float = 0.0
+    gpu_memory: float = 0.0
+    run_seconds: float = 0.0
+    """Cluster seconds between bound and ended; 0 before."""
+
+
+class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress", array_like=True):
+    """One reading of a running pod's progress, with who it shared its GPU with."""
+
+    uid: str
+    time: float
+    job_type: str
+    gpus: int
+    gpu_model: str
+    steps_per_second: float
+    neighbours: list[str]
+    """Job types on the same GPU, sorted."""
+
+
+Record = Decision | PodEvent | Progress
+_encoder = msgspec.msgpack.Encoder()
+_decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def floats(data: bytes, columns: int = 0) -> npt.NDArray[np.float32]:
+    """The float32 array in ``data``, [C] or, with ``columns``, [C, columns]."""
+    array = np.frombuffer(data, np.float32)
+    return array.reshape(-1, columns) if columns else array
+
+
+class Journal:
+    """The writing end: a folder of numbered segments, a new one for each process and 8 MiB.
+
+    ``limit_bytes`` bounds what an absent learner can let pile up: the oldest segments go first,
+    counted in :attr:`dropped_segments`.
+    """
+
+    def __init__(self, folder: Path, *, limit_bytes: int = 256 << 20) -> None:
+        self.folder = folder
+        self.limit_bytes = limit_bytes
+        self.dropped_segments = 0
+        self.records = 0
+        folder.mkdir(parents=True, exist_ok=True)
+        self._number = max((number for number, _ in segments(folder)), default=0)
+        self._file = -1
+        self._size = 0
+        self._rotate()
+
+    def _rotate(self) -> None:
+        if self._file >= 0:
+            os.close(self._file)
+        self._number += 1
+        path = self.folder / f"{self._number:08d}{_SUFFIX}"
+        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        self._size = 0
+        kept = [(path, path.stat().st_size) for _, path in segments(self.folder)]
+        total = sum(size for _, size in kept)
+        for old, size in kept[:-1]:
+            if total <= self.limit_bytes:
+                break
+            old.unlink(missing_ok=True)
+            total -= size
+            self.dropped_segments += 1
+
+    def append(self, record: Record) -> None:
+        """Hand one record to the kernel. Raises OSError where the disk is full or gone."""
+        body = _encoder.encode(record)
+        os.write(self._file, _FRAME.pack(len(body), zlib.crc32(body)) + body)
+        self.records += 1
+        self._size += len(body) + _FRAME.size
+        if self._size >= SEGMENT_BYTES:
+            self._rotate()
+
+    def close(self) -> None:
+        """Close the open segment."""
+        if self._file >= 0:
+            os.close(self._file)
+            self._file = -1
+
+
+def segments(folder: Path) -> list[tuple[int, Path]]:
+    """The folder's segments as (number, path), oldest first."""
+    found = [(int(p.stem), p) for p in folder.glob(f"*{_SUFFIX}") if p.stem.isdigit()]
+    return sorted(found)
+
+
+def read(folder: Path, after: tuple[int, int] = (0, 0)) -> Iterator[tuple[Record, int, int]]:
+    """Yield ``(record, segment, offset behind it)`` of all that lies behind position ``after``.
+
+    Stops at the first incomplete or damaged record of each segment: it is being written, or was
+    torn. A segment number below ``after`` is passed over.
+    """
+    for number, path in segments(folder):
+        if number < after[0]:
+            continue
+        try:
+            data = path.read_bytes()
+        except FileNotFoundError:  # dropped meanwhile
+            continue
+        offset = after[1] if number == after[0] else 0
+        while offset + _FRAME.size <= len(data):
+            size, crc = _FRAME.unpack_from(data, offset)
+            body = data[offset + _FRAME.size : offset + _FRAME.size + size]
+            if len(body) < size or zlib.crc32(body) != crc:
+                break
+            offset += _FRAME.size + size
+            yield _decoder.decode(body), number, offset

@@ -1,0 +1,1 @@
+"""Learning from what became of the pods: experience, rewards, PPO, DQN and the gate."""

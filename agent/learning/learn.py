@@ -1,0 +1,174 @@
+"""``agent learn``: the learner's process, alone or with its end of the federation link.
+
+Called by ``agent.cli``. It may be killed at any line and started again; a second one on the same
+state directory is refused.
+"""
+
+import fcntl
+import json
+import logging
+import os
+import signal
+import sqlite3
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from types import FrameType
+
+from agent.federation import Member
+from agent.learning.learner import OnlineLearner
+from agent.learning.store import Store
+from agent.settings import Settings
+from agent.uploads import UploadPolicy
+from common.features import FEATURES_VERSION
+from common.identity import read_bundle
+from common.policy import ARCHITECTURE
+from common.weights import write_atomic
+
+log = logging.getLogger(__name__)
+
+
+class LockedError(RuntimeError):
+    """Another learner works on the state directory."""
+
+
+@contextmanager
+def sole_learner(state: Path) -> Iterator[None]:
+    """Hold the state directory's lock; the kernel releases it even when the process is killed.
+
+    Raises:
+        LockedError: another process holds it.
+    """
+    state.mkdir(parents=True, exist_ok=True)
+    path = state / "learn.lock"
+    with path.open("a+") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip() or "unknown"
+            raise LockedError(
+                f"another learner (pid {holder}) works on {state}; stop it first, or give this "
+                "one a state directory of its own and --journal to read the same journal"
+            ) from None
+        file.truncate(0)
+        file.write(str(os.getpid()))
+        file.flush()
+        yield
+
+
+def software_version() -> str:
+    """The installed distribution's version; ``0`` in a bare checkout."""
+    try:
+        return version("fedsched")
+    except PackageNotFoundError:
+        return "0"
+
+
+def run(
+    settings: Settings,
+    *,
+    journal: Path | None = None,
+    ready_file: Path | None = None,
+    stop: threading.Event | None = None,
+) -> None:
+    """Learn until SIGTERM, SIGINT or ``stop``; the round that is under way is finished.
+
+    Args:
+        settings: the member's settings.
+        journal: read this journal in place of the state directory's own, deleting nothing of it.
+        ready_file: written (pid as JSON) once the learner is at work.
+        stop: ends the loop; handlers for signals are installed only where it is not given.
+
+    Raises:
+        LockedError: another learner works on the state directory.
+        ValueError: a setting, the bundle or an option is wrong; the message says which.
+        sqlite3.DatabaseError: the database was damaged while open; a restart moves it aside.
+    """
+    stop = stop or _stop_on_signals()
+    with sole_learner(settings.state):
+        store = Store(settings.state / "experience.sqlite")
+        try:
+            _work(settings, store, journal, ready_file, stop)
+        except sqlite3.OperationalError as error:
+            log.error("the experience cannot be written (%s); is the disk full?", error)
+            raise
+        finally:
+            store.close()
+
+
+def _work(
+    settings: Settings,
+    store: Store,
+    journal: Path | None,
+    ready_file: Path | None,
+    stop: threading.Event,
+) -> None:
+    learner = OnlineLearner(
+        settings, store, journal=journal or settings.journal_dir, owns_journal=journal is None
+    )
+    member = _member(settings, learner)
+    learner.write_status()
+    if ready_file is not None:
+        write_atomic(ready_file, json.dumps({"pid": os.getpid()}).encode())
+    log.info(
+        "learning with %s from round %d, %s",
+        settings.learn.algorithm,
+        learner.learning_rounds,
+        f"as member {member[1]}" if member else "alone",
+    )
+    if member:
+        member[0].start()
+    try:
+        while not stop.is_set():
+            if not learner.round():
+                # What the hub lays down need not wait for the next look at the journal.
+                _wait(stop, learner.handover.offered, settings.learn.poll_seconds)
+    finally:
+        learner.handover.close()
+        if member:
+            member[0].stop()
+        learner.write_status()
+    log.info("stopped after round %d", learner.learning_rounds)
+
+
+def _wait(stop: threading.Event, offered: threading.Event, seconds: float) -> None:
+    """Wait until ``seconds`` are over or either event is set."""
+    step = min(seconds, 0.1)
+    left = seconds
+    while left > 0.0 and not offered.is_set() and not stop.wait(min(step, left)):
+        left -= step
+
+
+def _member(settings: Settings, learner: OnlineLearner) -> tuple[Member, str] | None:
+    """The federation link and the member's name; None without a bundle."""
+    learn = settings.learn
+    if learn.bundle is None:
+        return None
+    bundle = read_bundle(learn.bundle)
+    member = Member(
+        bundle,
+        learner.handover,
+        settings.state,
+        features_version=FEATURES_VERSION,
+        architecture=ARCHITECTURE,
+        software_version=software_version(),
+        policy=UploadPolicy(learn.upload_rounds, learn.upload_seconds, learn.upload_drift),
+        keep=learn.upload_keep,
+        status_seconds=learn.status_seconds,
+    )
+    return member, bundle.member
+
+
+def _stop_on_signals() -> threading.Event:
+    stop = threading.Event()
+
+    def handle(number: int, _: FrameType | None) -> None:
+        log.info("%s: stopping after this round", signal.Signals(number).name)
+        stop.set()
+
+    for number in (signal.SIGTERM, signal.SIGINT):
+        signal.signal(number, handle)
+    return stop

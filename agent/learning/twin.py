@@ -1,0 +1,256 @@
+"""The cluster's own simulator: its nodes, its jobs and the speeds that its speed model predicts.
+
+``agent.learning.learner`` builds a :class:`Twin` from the experience store; the gate compares
+policies on it and the learner rolls policies out on it. Windows are a block bootstrap of the
+cluster's own arrivals, so that bursts, job mix and rate are its own.
+"""
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent.arrays import Bools, Floats, Ints
+from agent.cluster.growth import UNKNOWN_SPEC
+from agent.cluster.records import Node
+from agent.cluster.view import GPUS_PER_NODE, gpu_group
+from agent.journal import PodEvent
+from agent.learning.speeds import Kind, SpeedModel
+from agent.learning.store import Store
+from agent.simulator.engine import Simulation, new_simulation
+from agent.simulator.hardware import SpeedTable, gpu_spec, peak_ratio
+from agent.simulator.nodes import NO_GPU, NodeMix
+from agent.simulator.workloads import ANY_TYPE, CPU_ONLY, Workload
+
+LEAST_JOBS = 20
+"""Finished jobs from which on the cluster's mix counts as known."""
+BLOCK = 20
+"""Consecutive arrivals that a window takes together."""
+SPEED_ERROR = 0.1
+"""Standard deviation, in log steps/s, of the windows' true speeds about the predicted ones."""
+_STAND_IN = "p100"  # the engine wants a data sheet; the row is overwritten where there is none
+
+
+@dataclass(frozen=True)
+class Twin:
+    """A cluster to try policies on. ``M`` jobs seen, ``K`` kinds, ``T`` GPU models."""
+
+    nodes: NodeMix
+    speeds: SpeedTable
+    """Predicted speeds, relative within a kind."""
+    gpu_spec: Floats
+    """[T, 3] TFLOP/s, GB/s and GiB as the live agent describes them."""
+    gap: Floats
+    """[M] seconds since the arrival before."""
+    kind: Ints
+    """[M] −1 for work without a GPU."""
+    seconds: Floats
+    """[M] run time on the kind's fastest model."""
+    request: Floats
+    """[M, 5] CPU, memory, whole GPUs, share of one GPU, memory on each GPU."""
+    history: Floats
+    """[K + 1, 2] count and sum of finished log run times by kind, work without GPUs last."""
+    oom_share: float
+    """Share of jobs whose memory peak passes the request."""
+
+    def workload(self, *, seed: int, window: int, jobs: int) -> Workload:
+        """``jobs`` jobs of a window: blocks of consecutive arrivals, drawn with replacement."""
+        rng = np.random.default_rng([seed, window, 0])
+        blocks = -(-jobs // BLOCK)
+        starts = rng.integers(len(self.gap), size=blocks)
+        rows = ((starts[:, None] + np.arange(BLOCK)) % len(self.gap)).ravel()[:jobs]
+        arrival = np.cumsum(self.gap[rows])
+        request, kind = self.request[rows], self.kind[rows]
+        fastest = np.append(self.speeds.speed.max(axis=1), 1.0)[kind]
+        # The same job is never met twice; 20 % keeps its kind's size.
+        seconds = self.seconds[rows] * rng.lognormal(0.0, 0.2, jobs)
+        exceed = min(max(self.oom_share, 1e-3), 0.3)
+        return Workload(
+            arrival=arrival - arrival[0],
+            kind=kind,
+            steps=seconds * fastest,
+            cpu=request[:, 0],
+            memory=request[:, 1],
+            gpus=request[:, 2].astype(np.int64),
+            share=request[:, 3],
+            gpu_memory=request[:, 4],
+            memory_peak=request[:, 1] * peak_ratio(rng, jobs, exceed=exceed),
+            gpu_memory_peak=request[:, 4] * peak_ratio(rng, jobs, exceed=exceed),
+            deadline=np.full(jobs, np.inf),
+            allowed=np.full(jobs, ANY_TYPE, np.int64),
+        )
+
+    def simulation(self, *, seed: int, window: int, jobs: int) -> Simulation:
+        """The window before its first arrival; the agent in it knows predictions, not the truth."""
+        rng = np.random.default_rng([seed, window, 1])
+        error = rng.normal(0.0, SPEED_ERROR, self.speeds.speed.shape)
+        truth = SpeedTable(
+            **{**vars(self.speeds), "speed": self.speeds.speed * np.exp(error)},
+        )
+        workload = self.workload(seed=seed, window=window, jobs=jobs)
+        simulation = new_simulation(
+            workload, self.nodes, truth, seed=seed + window, known_speeds=False
+        )
+        view, kinds = simulation.cluster, len(self.speeds)
+        view.gpu_spec[:] = self.gpu_spec
+        view.slowdown[:kinds] = -np.log(self.speeds.relative)
+        job_types = len(self.speeds.job_types)
+        if len(self.speeds.beside):
+            view.interference[:job_types, :job_types] = -np.log(self.speeds.beside).mean(axis=0)
+        for k in range(kinds + 1):
+            view.history_kind[k] += self.history[k]
+            view.history_type[view.kind_type[k]] += self.history[k]
+            view.history_gpus[gpu_group(int(view.kind_gpus[k]))] += self.history[k]
+        return simulation
+
+    @property
+    def mean_seconds(self) -> float:
+        """Mean run time on the fastest model."""
+        return float(self.seconds.mean())
+
+
+def gpu_models(nodes: Sequence[Node]) -> list[str]:
+    """The GPU models of the nodes, sorted."""
+    return sorted({node.gpu_model for node in nodes if node.gpus and node.gpu_model})
+
+
+def kind_of(event: PodEvent) -> Kind:
+    """The kind of a pod: shared pods count as one GPU, work without GPUs as none."""
+    return event.job_type, max(event.gpus, 1 if event.gpu_share > 0 else 0)
+
+
+def known_kinds(store: Store, limit: int = 2000) -> list[Kind]:
+    """Kinds among the newest ``limit`` pods, the most frequent first."""
+    counts: dict[Kind, int] = {}
+    for event in store.latest_events("created", limit):
+        kind = kind_of(event)
+        counts[kind] = counts.get(kind, 0) + 1
+    return sorted(counts, key=lambda kind: (-counts[kind], kind))
+
+
+def build(
+    store: Store, model: SpeedModel, nodes: Sequence[Node], *, limit: int = 1000
+) -> Twin | None:
+    """The twin of a cluster by its newest ``limit`` pods; None while too little is known.
+
+    That is: no nodes, fewer than ``LEAST_JOBS`` finished pods, or no pod that the nodes could hold.
+    """
+    created = store.latest_events("created", limit)
+    finished = {event.uid: event for event in store.latest_events("finished", limit)}
+    if not nodes or len(finished) < LEAST_JOBS or len(created) < 2:
+        return None
+    models = gpu_models(nodes)
+    kinds = list(dict.fromkeys(kind_of(event) for event in created if kind_of(event)[1] > 0))
+    table = _table(model, kinds, models)
+    row = {kind: k for k, kind in enumerate(kinds)}
+    seconds, history = _sizes(created, finished, row, table, models)
+    mix = _mix(nodes, models)
+    request = np.array(
+        [
+            (e.cpu, e.memory, e.gpus if not e.gpu_share else 0, e.gpu_share, e.gpu_memory)
+            for e in created
+        ]
+    )
+    kind = np.array([row.get(kind_of(event), CPU_ONLY) for event in created], np.int64)
+    gap = np.diff(np.array([event.time for event in created]), prepend=np.nan)
+    usual = float(np.nanmedian(np.maximum(gap, 0.0)))
+    gap = np.where(np.isnan(gap), usual, np.maximum(gap, 0.0))
+    keep = _placeable(request, mix)
+    if not keep.any():
+        return None
+    ended = len(finished) + store.counter("pods_oom")
+    return Twin(
+        nodes=mix,
+        speeds=table,
+        gpu_spec=np.array([_described(m) for m in models], np.float64).reshape(len(models), 3),
+        gap=gap[keep],
+        kind=kind[keep],
+        seconds=seconds[keep],
+        request=request[keep],
+        history=history,
+        oom_share=store.counter("pods_oom") / max(ended, store.counter("pods_finished"), 1.0),
+    )
+
+
+def _described(model: str) -> tuple[float, float, float]:
+    spec = gpu_spec(model)
+    if spec is None:
+        return UNKNOWN_SPEC
+    return spec.tflops, spec.bandwidth, spec.memory
+
+
+def _table(model: SpeedModel, kinds: Sequence[Kind], models: Sequence[str]) -> SpeedTable:
+    """Predicted speeds with the fastest model of each kind at one step per second."""
+    predicted = model.predict(kinds, models)
+    job_types = tuple(dict.fromkeys(job_type for job_type, _ in kinds))
+    names = [spec.name if (spec := gpu_spec(m)) else _STAND_IN for m in models]
+    # One interference for all GPU models: the speed model does not tell them apart.
+    beside = np.repeat(np.exp(-predicted.interference)[None], len(models), axis=0)
+    return SpeedTable(
+        gpu_types=tuple(names),
+        job_types=job_types,
+        kind_type=np.array([job_types.index(job_type) for job_type, _ in kinds], np.int64),
+        kind_gpus=np.array([gpus for _, gpus in kinds], np.int64),
+        speed=np.exp(-predicted.slowdown),
+        beside=beside,
+        fits=np.ones(beside.shape, np.bool_),
+    )
+
+
+def _sizes(
+    created: Sequence[PodEvent],
+    finished: dict[str, PodEvent],
+    row: dict[Kind, int],
+    table: SpeedTable,
+    models: Sequence[str],
+) -> tuple[Floats, Floats]:
+    """([M] run seconds on the fastest model, [K + 1, 2] the history of finished ones).
+
+    A pod that has not finished gets its kind's mean, or that of all where its kind is new.
+    """
+    slowdown = -np.log(table.relative) if len(table) else np.zeros((0, len(models)))
+    logs = np.full(len(created), np.nan)
+    for i, event in enumerate(created):
+        end = finished.get(event.uid)
+        if end is None or end.run_seconds <= 0.0:
+            continue
+        k = row.get(kind_of(event), -1)
+        slower = (
+            slowdown[k, models.index(end.gpu_model)] if k >= 0 and end.gpu_model in models else 0.0
+        )
+        logs[i] = math.log(end.run_seconds) - slower
+    known = ~np.isnan(logs)
+    usual = float(logs[known].mean()) if known.any() else math.log(3600.0)
+    history = np.zeros((len(row) + 1, 2))
+    ks = np.array([row.get(kind_of(event), len(row)) for event in created])
+    np.add.at(history[:, 0], ks[known], 1.0)
+    np.add.at(history[:, 1], ks[known], logs[known])
+    mean = np.where(history[:, 0] > 0, history[:, 1] / np.maximum(history[:, 0], 1.0), usual)
+    return np.exp(np.where(known, logs, mean[ks])), history
+
+
+def _mix(nodes: Sequence[Node], models: Sequence[str]) -> NodeMix:
+    ready = [node for node in nodes if node.ready] or list(nodes)
+    gpus = [min(node.gpus, GPUS_PER_NODE) if node.gpu_model else 0 for node in ready]
+    return NodeMix(
+        capacity=np.array(
+            [(n.cpu, n.memory, g) for n, g in zip(ready, gpus, strict=True)], np.float64
+        ),
+        gpu_type=np.array(
+            [models.index(n.gpu_model) if g else NO_GPU for n, g in zip(ready, gpus, strict=True)],
+            np.int64,
+        ),
+        gpu_memory=np.array([n.gpu_memory if n.gpus else 0.0 for n in ready], np.float64),
+        names=tuple(node.name for node in ready),
+    )
+
+
+def _placeable(request: Floats, nodes: NodeMix) -> Bools:
+    """[M] whether some empty node can hold the job."""
+    gpus = request[:, 2] + np.ceil(request[:, 3])
+    fits = np.zeros(len(request), np.bool_)
+    for (cpu, memory, count), gpu_memory in zip(nodes.capacity, nodes.gpu_memory, strict=True):
+        room = (request[:, 0] <= cpu) & (request[:, 1] <= memory) & (gpus <= count)
+        fits |= room & ((gpus == 0) | (request[:, 4] <= gpu_memory))
+    return fits

@@ -1,0 +1,456 @@
+"""Candidates of one decision: what may be chosen, what the rule says of it, what a policy sees.
+
+``agent.scheduling.decision`` calls :func:`survey_queue` (which pod goes now, or wait) and
+:func:`survey_nodes` (which node for one pod); both describe candidates by the same columns.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.arrays import Bools, Floats, Ints, kernel
+from agent.cluster.view import (
+    CPU,
+    GPU_GROUPS,
+    GPU_MEMORY,
+    GPUS,
+    MEMORY,
+    PENDING,
+    RUNNING,
+    SHARE,
+    USAGE_CPU,
+    USAGE_MEMORY,
+    View,
+    gpu_group,
+)
+from agent.scheduling.rules import (
+    NEVER,
+    Context,
+    Effects,
+    Rule,
+    idle_gpus,
+    new_effects,
+    node_cost,
+    order_key,
+    pod_log_run_time,
+    predict_effects,
+    wait_cost,
+)
+from common.features import FEATURE_COUNT
+
+MAX_QUEUE_CANDIDATES = 64
+NOT_CHOSEN = -0.01
+"""Best score of a candidate that the rule did not choose; its own choice has 0."""
+WAIT_SCORE = -0.5
+"""Score of waiting where the rule would place."""
+ORDER_SCORE = 0.25
+"""What a unit of distance in the rule's order costs a candidate."""
+LOWEST_SCORE = -3.0
+
+# Column numbers as constants of the kernels; a test holds them equal to common.features.
+POD_SIZE, POD_GPUS, POD_SHARE, POD_WAITED, POD_SLACK, POD_SAME_KIND, POD_ORDER = range(7)
+WAIT, TFLOPS, BANDWIDTH, NODE_GPU_MEMORY, CPU_LEFT, MEMORY_LEFT, GPUS_LEFT = range(7, 14)
+GPU_MEMORY_LEFT, CPU_USED, MEMORY_USED, EXACT_FIT = range(14, 18)
+SLOWDOWN, AGAINST_BEST, ON_POD, ON_NEIGHBOURS, FRAGMENTS, BEST_IN, WHOLE_NODE_IN = range(18, 25)
+QUEUE_LENGTH, QUEUE_GPUS, QUEUE_WORK, QUEUE_AHEAD, TYPE_FREE, FREE, RUNNING_PODS = range(25, 32)
+
+
+class Candidates(NamedTuple):
+    """Room for the candidates of one decision; ``M`` rows."""
+
+    features: Floats
+    """[M, FEATURE_COUNT]"""
+    pods: Ints
+    """[M] pod slot; −1 for waiting."""
+    nodes: Ints
+    """[M] node row; −1 for waiting."""
+    rule_scores: Floats
+    """[M] 0 for the rule's choice, ≤ NOT_CHOSEN for the others."""
+    corrections: Floats
+    """[M] the network's; filled by the decision."""
+
+
+class Queue(NamedTuple):
+    """What is true of the whole queue at one moment."""
+
+    order: Ints
+    """[Q] pending pod slots in the rule's order."""
+    keys: Floats
+    """[Q] their order keys, sorted."""
+    gpus: float
+    """GPUs asked for."""
+    work: float
+    """Expected GPU-seconds on the fastest type."""
+    same_kind: Ints
+    """[K] pending pods by kind."""
+    gangs: Ints
+    """[4] pending pods by gang size."""
+
+
+def new_candidates(rows: int) -> Candidates:
+    """Room for ``rows`` candidates."""
+    return Candidates(
+        np.zeros((rows, FEATURE_COUNT)),
+        np.zeros(rows, np.int64),
+        np.zeros(rows, np.int64),
+        np.zeros(rows),
+        np.zeros(rows),
+    )
+
+
+@kernel
+def gpus_asked(view: View, pod: int) -> float:
+    """GPUs that the pod asks for, a share counted as its part."""
+    share = view.request[pod, SHARE]
+    return share if share > 0.0 else view.request[pod, GPUS]
+
+
+@kernel
+def survey_order(view: View, context: Context, rule: Rule, eligible: Bools) -> Queue:
+    """Sort the eligible pending pods ([P] flags) and sum up what they ask for."""
+    pending = view.counts[PENDING]
+    pods, keys = np.empty(pending, np.int64), np.empty(pending)
+    same_kind, gangs = np.zeros(len(view.kind_gpus), np.int64), np.zeros(GPU_GROUPS, np.int64)
+    n, gpus, work = 0, 0.0, 0.0
+    for i in range(pending):
+        pod = view.queue[PENDING, i]
+        asked = gpus_asked(view, pod)
+        gpus += asked
+        work += math.exp(pod_log_run_time(view, context, pod)) * asked
+        same_kind[view.kind[pod]] += 1
+        if view.request[pod, GPUS] > 0.0:
+            gangs[gpu_group(int(view.request[pod, GPUS]))] += 1
+        if eligible[pod]:
+            pods[n], keys[n] = pod, order_key(view, context, rule, pod)
+            n += 1
+    rank = np.argsort(keys[:n], kind="mergesort")
+    return Queue(pods[:n][rank], keys[:n][rank], gpus, work, same_kind, gangs)
+
+
+@kernel
+def _clip(x: float, low: float, high: float) -> float:
+    return low if x < low else (high if x > high else x)
+
+
+@kernel
+def _describe_cluster(view: View, context: Context, queue: Queue, row: Floats) -> None:
+    """Fill the columns that are the same for every candidate of a decision."""
+    total = idle = 0.0
+    for t in range(len(context.total)):
+        total += context.total[t]
+        idle += context.idle[t]
+    total = max(total, 1.0)
+    mean = math.exp(context.mean_size)
+    row[QUEUE_LENGTH] = math.log1p(view.counts[PENDING]) / 4.0
+    row[QUEUE_GPUS] = math.log1p(queue.gpus / total)
+    row[QUEUE_WORK] = math.log1p(queue.work / context.speed / mean) / 2.0
+    row[FREE] = idle / total
+    row[RUNNING_PODS] = min(view.counts[RUNNING] / total, 3.0)
+
+
+@kernel
+def _describe_pod(
+    view: View,
+    context: Context,
+    queue: Queue,
+    pod: int,
+    distance: float,
+    ahead: float,
+    row: Floats,
+) -> None:
+    """Fill the pod's columns and the cluster's as seen from the pod."""
+    log_time = pod_log_run_time(view, context, pod)
+    time = math.exp(log_time)
+    kind, now = view.kind[pod], view.clock[0]
+    row[POD_SIZE] = _clip((log_time - context.mean_size) / 2.0, -3.0, 3.0)
+    row[POD_GPUS] = (
+        math.log2(view.request[pod, GPUS]) / 3.0
+        if view.request[pod, GPUS] > 0
+        else (0.0 if view.request[pod, SHARE] > 0.0 else -1.0 / 3.0)
+    )
+    row[POD_SHARE] = view.request[pod, SHARE]
+    row[POD_WAITED] = math.log1p(max(now - view.arrival[pod], 0.0) / time) / 2.0
+    row[POD_SLACK] = _clip((view.deadline[pod] - now) / time, -2.0, 2.0)
+    row[POD_SAME_KIND] = math.log1p(queue.same_kind[kind]) / 2.0
+    row[POD_ORDER] = _clip(distance, 0.0, 3.0)
+    row[QUEUE_AHEAD] = min(math.log1p(ahead / context.speed / time) / 2.0, 3.0)
+    group, best = gpu_group(view.kind_gpus[kind]), -1
+    for t in range(len(context.total)):
+        if (
+            context.total[t] > 0.0
+            and (view.allowed[pod] >> t) & 1
+            and (best < 0 or view.slowdown[kind, t] < view.slowdown[kind, best])
+        ):
+            best = t
+    if best >= 0:
+        row[BEST_IN] = min(math.log1p(context.free_in[best, group] / time) / 2.0, 3.0)
+
+
+@kernel
+def _describe_node(
+    view: View,
+    context: Context,
+    queue: Queue,
+    pod: int,
+    node: int,
+    effects: Effects,
+    row: Floats,
+) -> None:
+    """Fill the node's columns and the predicted effect of the placement."""
+    time = math.exp(pod_log_run_time(view, context, pod))
+    t = view.gpu_type[node]
+    capacity, requested, asked = view.capacity[node], view.requested[node], view.request[pod]
+    row[CPU_LEFT] = (capacity[CPU] - requested[CPU] - asked[CPU]) / max(capacity[CPU], 1e-9)
+    row[MEMORY_LEFT] = (capacity[MEMORY] - requested[MEMORY] - asked[MEMORY]) / max(
+        capacity[MEMORY], 1e-9
+    )
+    cpu, memory = view.usage[node, USAGE_CPU], view.usage[node, USAGE_MEMORY]
+    row[CPU_USED] = requested[CPU] / max(capacity[CPU], 1e-9) if math.isnan(cpu) else cpu
+    row[MEMORY_USED] = (
+        requested[MEMORY] / max(capacity[MEMORY], 1e-9) if math.isnan(memory) else memory
+    )
+    row[SLOWDOWN] = min(effects.slowdown[node], 3.5)
+    row[ON_POD] = min(effects.on_pod[node], 3.0)
+    row[ON_NEIGHBOURS] = math.log1p(effects.delay[node] / time) / 2.0
+    if t < 0:
+        return
+    row[TFLOPS] = view.gpu_spec[t, 0] / 50.0
+    row[BANDWIDTH] = view.gpu_spec[t, 1] / 2000.0
+    row[NODE_GPU_MEMORY] = view.gpu_spec[t, 2] / 80.0
+    idle = idle_gpus(view, node)
+    takes, on_gpus, wanted = 0, 0.0, 0
+    for g in range(int(capacity[GPUS])):
+        on_gpus += view.gpu_memory_requested[node, g]
+        if effects.mask[node] > 0 and (effects.mask[node] >> g) & 1:
+            wanted += 1
+            if view.gpu_share[node, g] <= 1e-6:
+                takes += 1
+    left = idle - takes
+    row[GPUS_LEFT] = left / 8.0
+    row[EXACT_FIT] = 1.0 if takes > 0 and left == 0 else 0.0
+    memory_total = max(view.gpu_memory[node] * capacity[GPUS], 1e-9)
+    row[GPU_MEMORY_LEFT] = 1.0 - (on_gpus + wanted * asked[GPU_MEMORY]) / memory_total
+    usable = 0
+    for group in range(GPU_GROUPS):
+        if queue.gangs[group] > 0 and (1 << group) <= left:
+            usable = left // (1 << group) * (1 << group)
+            break
+    row[FRAGMENTS] = (left - usable) / 8.0
+    row[WHOLE_NODE_IN] = min(math.log1p(context.free_in[t, 3] / time) / 2.0, 3.0)
+    row[TYPE_FREE] = context.idle[t] / max(context.total[t], 1.0)
+
+
+@kernel
+def _against(cost: float, other: float) -> float:
+    """Difference of two costs in the unit of the rule's score, −3 to 3; NEVER counts as 3."""
+    if other >= NEVER:
+        return -3.0
+    return _clip(cost - other, -3.0, 3.0)
+
+
+@kernel
+def _best_of_type(view: View, costs: Floats, gpu_type: int, skip_type: bool) -> int:
+    """Row of the cheapest node of a type (or, with ``skip_type``, of any other), −1 for none."""
+    best = -1
+    for n in range(len(costs)):
+        if (
+            (view.gpu_type[n] == gpu_type) != skip_type
+            and costs[n] < NEVER
+            and (best < 0 or costs[n] < costs[best])
+        ):
+            best = n
+    return best
+
+
+@kernel
+def _same_request(view: View, a: int, b: int) -> bool:
+    """Whether two pods are interchangeable to a rule but for their waiting time."""
+    if view.kind[a] != view.kind[b] or view.allowed[a] != view.allowed[b]:
+        return False
+    if not (math.isnan(view.size[a]) and math.isnan(view.size[b])):
+        return False
+    return bool(np.all(view.request[a] == view.request[b]))
+
+
+@kernel
+def survey_queue(
+    view: View, context: Context, rule: Rule, eligible: Bools, out: Candidates, describe: bool
+) -> tuple[int, int, int, int]:
+    """Which pending pod goes now, and where: the rule's choice and its alternatives.
+
+    Candidates are, of each kind of pod, the one that the rule would take first, on the cheapest
+    node of each GPU type with room; and waiting, always the last row.
+
+    Args:
+        eligible: [P] which pending pods may be started by this decision.
+        describe: fill ``out``; without it only the rule's choice is found.
+
+    Returns:
+        (pod, node) of the rule's choice, −1 and −1 to wait; the number of candidates and the row of
+        the rule's choice, 0 and −1 without ``describe``.
+    """
+    queue = survey_order(view, context, rule, eligible)
+    nodes, types = len(view.gpu_type), len(context.total)
+    pod_choice = node_choice = rule_row = -1
+    if len(queue.order) == 0:
+        return pod_choice, node_choice, 0, rule_row
+    limit = len(out.pods) - 1
+    seen = np.full(2 * len(view.kind_gpus), -1, np.int64)
+    firsts = np.empty(len(seen), np.int64)  # the candidate pod of each group, in order
+    seen_best, seen_node = np.empty(len(seen)), np.empty(len(seen), np.int64)
+    room = np.zeros((len(seen), types), np.int64)
+    effects, costs = new_effects(nodes), np.empty(nodes)
+    cluster = np.zeros(FEATURE_COUNT)
+    if describe:
+        _describe_cluster(view, context, queue, cluster)
+    rows, groups, ahead = 0, 0, 0.0
+    has_room = np.zeros(types, np.int64)
+    for i in range(len(queue.order)):
+        pod = queue.order[i]
+        key = 2 * view.kind[pod] + (1 if view.request[pod, SHARE] > 0.0 else 0)
+        group = seen[key]
+        known = group >= 0 and _same_request(view, firsts[group], pod)
+        if known:
+            best, best_node = seen_best[group], seen_node[group]
+        else:
+            predict_effects(view, context, pod, effects)
+            best, best_node = NEVER, -1
+            has_room[:] = 0
+            for n in range(nodes):
+                costs[n] = node_cost(view, rule, pod, n, effects)
+                if costs[n] < NEVER:
+                    if view.gpu_type[n] >= 0:
+                        has_room[view.gpu_type[n]] += 1
+                    if costs[n] < best:
+                        best, best_node = costs[n], n
+            if group < 0:
+                group = groups
+                groups += 1
+                seen[key], firsts[group] = group, pod
+                seen_best[group], seen_node[group] = best, best_node
+                room[group] = has_room
+        waiting = NEVER
+        if rule.wait:
+            waiting = wait_cost(view, context, rule, pod, ahead, room[group] if known else has_room)
+        starts = pod_choice < 0 and best_node >= 0 and best <= waiting
+        if starts:
+            pod_choice, node_choice = pod, best_node
+            if not describe:
+                return pod_choice, node_choice, 0, -1
+        spare = 0 if starts else types + 1  # keeps room for the rule's own choice
+        if describe and not known and rows + types + 1 + spare <= limit:
+            behind = queue.keys[i] - queue.keys[0]
+            rows = _add_rows(
+                view, context, queue, rule, pod, behind, ahead, waiting, effects, costs,
+                cluster, out, rows,
+            )  # fmt: skip
+        if describe and starts:
+            if known:  # a later pod of a kind takes its kind's rows over
+                for c in range(rows):
+                    if out.pods[c] == firsts[group]:
+                        out.pods[c] = pod
+            for c in range(rows):
+                if out.pods[c] == pod and out.nodes[c] == node_choice:
+                    rule_row = c
+        ahead += math.exp(pod_log_run_time(view, context, pod)) * gpus_asked(view, pod)
+    if not describe:
+        return -1, -1, 0, -1
+    if rows == 0:
+        return pod_choice, node_choice, 0, -1
+    first = queue.order[0]
+    out.features[rows] = cluster
+    _describe_pod(view, context, queue, first, 0.0, 0.0, out.features[rows])
+    out.features[rows, WAIT] = 1.0
+    out.pods[rows] = out.nodes[rows] = -1
+    out.rule_scores[rows] = 0.0 if pod_choice < 0 else WAIT_SCORE
+    if pod_choice < 0:
+        rule_row = rows
+    elif rule_row >= 0:
+        out.rule_scores[rule_row] = 0.0
+    return pod_choice, node_choice, rows + 1, rule_row
+
+
+@kernel
+def _add_rows(
+    view: View,
+    context: Context,
+    queue: Queue,
+    rule: Rule,
+    pod: int,
+    behind: float,
+    ahead: float,
+    waiting: float,
+    effects: Effects,
+    costs: Floats,
+    cluster: Floats,
+    out: Candidates,
+    rows: int,
+) -> int:
+    """Append the pod's candidates, the cheapest node of each type; returns the new row count."""
+    distance = behind if rule.order != 0 else min(behind / 3600.0, 3.0)
+    for t in range(-1, len(context.total)):
+        node = _best_of_type(view, costs, t, False)
+        if node < 0:
+            continue
+        alternative = min(waiting, _alternative(view, costs, t))
+        best = min(costs[node], alternative)
+        row = out.features[rows]
+        row[:] = cluster
+        _describe_pod(view, context, queue, pod, distance, ahead, row)
+        _describe_node(view, context, queue, pod, node, effects, row)
+        row[AGAINST_BEST] = _against(costs[node], alternative)
+        out.pods[rows], out.nodes[rows] = pod, node
+        score = best - costs[node]
+        score -= ORDER_SCORE * min(max(distance, 0.0), 3.0)
+        out.rule_scores[rows] = _clip(score, LOWEST_SCORE, NOT_CHOSEN)
+        rows += 1
+    return rows
+
+
+@kernel
+def _alternative(view: View, costs: Floats, gpu_type: int) -> float:
+    """Cost of the best node of any other type."""
+    other = _best_of_type(view, costs, gpu_type, True)
+    return NEVER if other < 0 else costs[other]
+
+
+@kernel
+def survey_nodes(
+    view: View, context: Context, rule: Rule, pod: int, nodes: Ints, out: Candidates
+) -> int:
+    """Describe one pod on each of ``nodes`` (rows of the view), in that order.
+
+    kube-scheduler has filtered the nodes already; one that our own figures call full is still
+    described, at the lowest score. Returns the row of the rule's choice.
+    """
+    eligible = np.ones(len(view.kind), np.bool_)
+    queue = survey_order(view, context, rule, eligible)
+    effects, costs = new_effects(len(view.gpu_type)), np.empty(len(nodes))
+    predict_effects(view, context, pod, effects)
+    cluster = np.zeros(FEATURE_COUNT)
+    _describe_cluster(view, context, queue, cluster)
+    _describe_pod(view, context, queue, pod, 0.0, 0.0, cluster)
+    best = -1
+    for i in range(len(nodes)):
+        costs[i] = node_cost(view, rule, pod, nodes[i], effects)
+        if best < 0 or costs[i] < costs[best]:
+            best = i
+    # The best and the second best of another type, so that each node has an alternative.
+    second = NEVER
+    for i in range(len(nodes)):
+        if view.gpu_type[nodes[i]] != view.gpu_type[nodes[best]]:
+            second = min(second, costs[i])
+    for i in range(len(nodes)):
+        row = out.features[i]
+        row[:] = cluster
+        out.pods[i], out.nodes[i] = pod, nodes[i]
+        if costs[i] >= NEVER:
+            out.rule_scores[i] = LOWEST_SCORE
+            continue
+        _describe_node(view, context, queue, pod, nodes[i], effects, row)
+        same = view.gpu_type[nodes[i]] == view.gpu_type[nodes[best]]
+        row[AGAINST_BEST] = _against(costs[i], second if same else costs[best])
+        out.rule_scores[i] = _clip(costs[best] - costs[i], LOWEST_SCORE, NOT_CHOSEN)
+    out.rule_scores[best] = 0.0
+    return best

@@ -1,0 +1,383 @@
+"""Rule policies under the field's names, and what they predict of a placement.
+
+A rule is an order of the pending pods, a cost of each node, and whether a pod may wait for a better
+node. ``agent.scheduling.candidates`` applies rules to a queue; the learned correction of
+``common.policy`` sits on top of their scores.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.arrays import Floats, Ints, kernel
+from agent.cluster.view import (
+    CPU,
+    GPU_GROUPS,
+    GPUS,
+    GPUS_PER_NODE,
+    MEMORY,
+    RUNNING,
+    SHARE,
+    View,
+    fits,
+    gpu_group,
+    pick_gpus,
+)
+
+# Order of the pending pods.
+FIFO, SJF, HRRN = 0, 1, 2
+# Cost of a node.
+LEAST_ALLOCATED, MOST_ALLOCATED, BALANCED_ALLOCATION, RANDOM, FASTEST, EFT = 0, 1, 2, 3, 4, 5
+
+PRIOR_LOG_RUN_TIME = 8.0
+"""Expected log run time (log s) while nothing is known: about 50 minutes."""
+PRIOR_WEIGHT = 2.0
+NEVER = 1e18
+_TIE = 1e-3
+
+
+class Rule(NamedTuple):
+    """One rule policy."""
+
+    order: int
+    """FIFO: as they came. SJF: shortest expected run time first. HRRN: highest response ratio."""
+    cost: int
+    """What makes a node dear; EFT is the earliest finish, neighbours' delay counted (dJCT)."""
+    wait: bool
+    """Whether a pod may wait for a better type than those with room (EFT only)."""
+    patience: float
+    """A node with a log slow-down above this is never taken; infinite for no limit."""
+    aging: float
+    """HRRN only: weight of log(response ratio) against log(expected run time)."""
+    known: bool
+    """Whether true run times are given (an oracle); the simulator fills ``View.size`` then."""
+
+
+_ANY = math.inf
+RULES: dict[str, Rule] = {
+    "least-allocated": Rule(FIFO, LEAST_ALLOCATED, False, _ANY, 0.0, False),
+    "most-allocated": Rule(FIFO, MOST_ALLOCATED, False, _ANY, 0.0, False),
+    "balanced-allocation": Rule(FIFO, BALANCED_ALLOCATION, False, _ANY, 0.0, False),
+    "random": Rule(FIFO, RANDOM, False, _ANY, 0.0, False),
+    "fastest": Rule(FIFO, FASTEST, False, _ANY, 0.0, False),
+    "patient": Rule(FIFO, FASTEST, False, math.log(4.0), 0.0, False),
+    "fifo-eft": Rule(FIFO, EFT, True, _ANY, 0.0, False),
+    "djct": Rule(FIFO, EFT, False, _ANY, 0.0, False),
+    "sjf": Rule(SJF, FASTEST, False, math.log(4.0), 0.0, False),
+    "sjf-oracle": Rule(SJF, FASTEST, False, math.log(4.0), 0.0, True),
+    "sjf-eft": Rule(SJF, EFT, True, _ANY, 0.0, False),
+    "hrrn-eft": Rule(HRRN, EFT, True, math.log(6.0), 1.0, False),
+    "hrrn-eft-oracle": Rule(HRRN, EFT, True, math.log(6.0), 1.0, True),
+}
+"""Rules by name; ``RULE_HELP`` explains each."""
+
+RULE_HELP: dict[str, str] = {
+    "least-allocated": "kube-scheduler's default: the node with the largest share left",
+    "most-allocated": "best fit: the node with the smallest share left",
+    "balanced-allocation": "the node whose CPU, memory and GPU shares come out most alike",
+    "random": "any node with room",
+    "fastest": "the GPU type predicted fastest for this kind of work",
+    "patient": "fastest, but rather wait than run more than four times slower",
+    "fifo-eft": "in order of arrival, earliest finish: waits where that ends sooner",
+    "djct": "least own run time plus delay caused to neighbours, never waits",
+    "sjf": "shortest predicted job first, on the fastest type, patient",
+    "sjf-oracle": "the same with known run times: a bound, not a policy",
+    "sjf-eft": "shortest predicted job first, earliest finish",
+    "hrrn-eft": "short and long-waiting jobs first, earliest finish: the rule agents start from",
+    "hrrn-eft-oracle": "the same with known run times: a bound, not a policy",
+}
+
+
+class Context(NamedTuple):
+    """What one look at the cluster tells about all decisions of that moment."""
+
+    expected: Floats
+    """[K] expected log run time on the kind's fastest type."""
+    free_in: Floats
+    """[T, 4] predicted seconds until a node of the type has 1, 2, 4 or 8 idle GPUs; 0 is now."""
+    idle: Floats
+    """[T] idle GPUs."""
+    total: Floats
+    """[T] GPUs."""
+    mean_size: float
+    """Mean expected log run time over the kinds seen, weighted by their counts."""
+    speed: float
+    """The cluster's GPUs in units of fastest-type GPUs, at least one."""
+
+
+class Effects(NamedTuple):
+    """Predicted effect of one pod on each node."""
+
+    mask: Ints
+    """[N] GPUs that it would get; 0 with none asked for; −1 where it does not fit."""
+    slowdown: Floats
+    """[N] log slow-down of the node's type."""
+    on_pod: Floats
+    """[N] log slow-down by neighbours on the same GPU."""
+    run_time: Floats
+    """[N] expected run time there, s."""
+    delay: Floats
+    """[N] delay caused to the neighbours, s summed."""
+
+
+@kernel
+def expected_log_run_time(view: View, kind: int) -> float:
+    """Log run time on the fastest type, shrunk from the kind to its job type and gang size."""
+    n = total = 0.0
+    for g in range(GPU_GROUPS):
+        n += view.history_gpus[g, 0]
+        total += view.history_gpus[g, 1]
+    mean = (total + PRIOR_WEIGHT * PRIOR_LOG_RUN_TIME) / (n + PRIOR_WEIGHT)
+    group, job = gpu_group(view.kind_gpus[kind]), view.kind_type[kind]
+    by_gpus = (view.history_gpus[group, 1] + 10.0 * mean) / (view.history_gpus[group, 0] + 10.0)
+    by_type = (view.history_type[job, 1] + 10.0 * mean) / (view.history_type[job, 0] + 10.0)
+    own = view.history_kind[kind]
+    return (own[1] + 4.0 * (by_gpus + by_type - mean)) / (own[0] + 4.0)
+
+
+@kernel
+def pod_log_run_time(view: View, context: Context, pod: int) -> float:
+    """The pod's known log run time where it has one, else its kind's expectation."""
+    size = view.size[pod]
+    return context.expected[view.kind[pod]] if math.isnan(size) else size
+
+
+@kernel
+def node_slowdown(view: View, pod: int, node: int) -> float:
+    """Predicted log slow-down of the node's GPU type; 0 for a pod that asks for no GPU."""
+    gpu_type = view.gpu_type[node]
+    if gpu_type < 0 or view.kind_gpus[view.kind[pod]] == 0:
+        return 0.0
+    return view.slowdown[view.kind[pod], gpu_type]
+
+
+@kernel
+def remaining_time(mean: float, age: float) -> float:
+    """Expected seconds left of a job of ``mean`` expected length that ran for ``age``.
+
+    Run times are heavy-tailed: one that outlives its mean goes on for a share of its age.
+    """
+    return max(mean - age, 0.6 * age)
+
+
+@kernel
+def _predict_free(view: View, context: Context) -> None:
+    """Fill ``free_in`` from the running pods' expected ends."""
+    running, now = view.counts[RUNNING], view.clock[0]
+    left = np.empty(running)
+    for i in range(running):
+        pod = view.queue[RUNNING, i]
+        mean = math.exp(
+            pod_log_run_time(view, context, pod) + node_slowdown(view, pod, view.node[pod])
+        )
+        left[i] = remaining_time(mean, now - view.start[pod])
+    free_in = context.free_in
+    free_in[:] = NEVER
+    nodes = len(view.gpu_type)
+    free = np.zeros(nodes)
+    for n in range(nodes):
+        w = view.gpu_type[n]
+        if w < 0 or not view.ready[n]:
+            continue
+        for g in range(int(view.capacity[n, GPUS])):
+            if view.gpu_share[n, g] <= 1e-6:
+                free[n] += 1.0
+        for group in range(GPU_GROUPS):
+            if free[n] >= 1 << group:
+                free_in[w, group] = 0.0
+    for i in np.argsort(left):
+        pod = view.queue[RUNNING, i]
+        n = view.node[pod]
+        w = view.gpu_type[n]
+        if w < 0 or not view.ready[n]:
+            continue
+        share = view.request[pod, SHARE]
+        free[n] += share if share > 0.0 else view.request[pod, GPUS]
+        for group in range(GPU_GROUPS):
+            if free[n] >= (1 << group) - 1e-6 and left[i] < free_in[w, group]:
+                free_in[w, group] = left[i]
+
+
+@kernel
+def observe(view: View) -> Context:
+    """Look at the cluster once, before the decisions of one moment."""
+    kinds, types = view.slowdown.shape
+    context = Context(
+        np.empty(kinds),
+        np.empty((types, GPU_GROUPS)),
+        np.zeros(types),
+        np.zeros(types),
+        0.0,
+        0.0,
+    )
+    weight = mean = 0.0
+    pace = np.zeros(types)
+    for k in range(kinds):
+        context.expected[k] = expected_log_run_time(view, k)
+        w = view.history_kind[k, 0] + 0.01
+        weight += w
+        mean += w * context.expected[k]
+        for t in range(types):
+            pace[t] += w * math.exp(-view.slowdown[k, t])
+    for n in range(len(view.gpu_type)):
+        t = view.gpu_type[n]
+        if t >= 0 and view.ready[n]:
+            gpus = int(view.capacity[n, GPUS])
+            context.total[t] += gpus
+            for g in range(gpus):
+                if view.gpu_share[n, g] <= 1e-6:
+                    context.idle[t] += 1.0
+    speed = 0.0
+    for t in range(types):
+        speed += context.total[t] * pace[t] / max(weight, 1e-9)
+    full = Context(
+        context.expected,
+        context.free_in,
+        context.idle,
+        context.total,
+        mean / weight if weight > 0.0 else PRIOR_LOG_RUN_TIME,
+        max(speed, 1.0),
+    )
+    _predict_free(view, full)
+    return full
+
+
+@kernel
+def new_effects(nodes: int) -> Effects:
+    """Room for the effects of one pod on each of ``nodes`` nodes."""
+    return Effects(
+        np.empty(nodes, np.int64),
+        np.empty(nodes),
+        np.empty(nodes),
+        np.empty(nodes),
+        np.empty(nodes),
+    )
+
+
+@kernel
+def predict_effects(view: View, context: Context, pod: int, effects: Effects) -> None:
+    """Fill ``effects`` for one pod; neighbours matter to pods that share a GPU."""
+    base = pod_log_run_time(view, context, pod)
+    wants_gpu = view.request[pod, GPUS] > 0.0 or view.request[pod, SHARE] > 0.0
+    shared = view.request[pod, SHARE] > 0.0
+    for n in range(len(view.gpu_type)):
+        effects.delay[n] = effects.on_pod[n] = 0.0
+        if not fits(view, pod, n):
+            effects.mask[n] = -1
+            continue
+        effects.mask[n] = pick_gpus(view, pod, n) if wants_gpu else 0
+        effects.slowdown[n] = node_slowdown(view, pod, n)
+    job = view.kind_type[view.kind[pod]]
+    if shared:
+        for i in range(view.counts[RUNNING]):
+            other = view.queue[RUNNING, i]
+            n = view.node[other]
+            if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
+                effects.on_pod[n] += view.interference[job, view.kind_type[view.kind[other]]]
+    for n in range(len(view.gpu_type)):
+        if effects.mask[n] >= 0:
+            effects.run_time[n] = math.exp(base + effects.slowdown[n] + effects.on_pod[n])
+    if shared:
+        for i in range(view.counts[RUNNING]):
+            other = view.queue[RUNNING, i]
+            n = view.node[other]
+            if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
+                slower = view.interference[view.kind_type[view.kind[other]], job]
+                mean = math.exp(
+                    pod_log_run_time(view, context, other) + node_slowdown(view, other, n)
+                )
+                left = remaining_time(mean, view.clock[0] - view.start[other])
+                together = min(left, effects.run_time[n])
+                effects.delay[n] += together * (1.0 - math.exp(-slower))
+
+
+@kernel
+def _share_left(view: View, pod: int, node: int, resource: int) -> float:
+    """Share of a resource not asked for once the pod is there; 1 where the node has none."""
+    capacity = view.capacity[node, resource]
+    if capacity <= 0.0:
+        return 1.0
+    asked = view.request[pod, resource]
+    if resource == GPUS:
+        asked += view.request[pod, SHARE]
+    return (capacity - view.requested[node, resource] - asked) / capacity
+
+
+@kernel
+def node_cost(view: View, rule: Rule, pod: int, node: int, effects: Effects) -> float:
+    """The rule's cost of a node for the pod, lower is better; :data:`NEVER` where it cannot go.
+
+    EFT costs are log seconds; the others are shares or log slow-downs. Nodes that cost the same are
+    told apart by best fit (FASTEST, EFT) or at random (the others).
+    """
+    if effects.mask[node] < 0 or effects.slowdown[node] > rule.patience:
+        return NEVER
+    if rule.cost == RANDOM:
+        return float(np.random.random())
+    cpu, memory = _share_left(view, pod, node, CPU), _share_left(view, pod, node, MEMORY)
+    gpus = _share_left(view, pod, node, GPUS)
+    if rule.cost == FASTEST:
+        return effects.slowdown[node] + effects.on_pod[node] + _TIE * gpus
+    if rule.cost == EFT:
+        return math.log(effects.run_time[node] + effects.delay[node]) + _TIE * gpus
+    parts = 3.0 if view.capacity[node, GPUS] > 0.0 else 2.0
+    left = (cpu + memory + (gpus if parts > 2.0 else 0.0)) / parts
+    tie = 1e-6 * float(np.random.random())
+    if rule.cost == LEAST_ALLOCATED:
+        return tie - left
+    if rule.cost == MOST_ALLOCATED:
+        return tie + left
+    spread = (cpu - left) ** 2 + (memory - left) ** 2
+    if parts > 2.0:
+        spread += (gpus - left) ** 2
+    return math.sqrt(spread / parts) + tie
+
+
+@kernel
+def wait_cost(
+    view: View, context: Context, rule: Rule, pod: int, ahead: float, has_room: Ints
+) -> float:
+    """Log seconds to finish on the best type that has no room now; NEVER where none would do.
+
+    ``ahead`` is the work queued before the pod, in GPU-seconds on the fastest type; ``has_room``
+    [T] counts the nodes with room by type.
+    """
+    best = NEVER
+    kind = view.kind[pod]
+    group, base = gpu_group(view.kind_gpus[kind]), pod_log_run_time(view, context, pod)
+    for t in range(len(context.total)):
+        if context.total[t] <= 0.0 or has_room[t] > 0 or (view.allowed[pod] >> t) & 1 == 0:
+            continue
+        slower = view.slowdown[kind, t]
+        if slower > rule.patience or context.free_in[t, group] >= NEVER:
+            continue
+        until = context.free_in[t, group] + ahead / context.speed
+        best = min(best, math.log(until + math.exp(base + slower)))
+    return best
+
+
+@kernel
+def order_key(view: View, context: Context, rule: Rule, pod: int) -> float:
+    """Sort key of a pending pod under the rule's order: lowest goes first.
+
+    HRRN here is log(expected run time) − aging · log(response ratio), where the response ratio is
+    (waited + expected) / expected: short pods first, but every pod's turn comes.
+    """
+    if rule.order == FIFO:
+        return view.arrival[pod]
+    size = pod_log_run_time(view, context, pod)
+    if rule.order == SJF:
+        return size
+    waited = view.clock[0] - view.arrival[pod]
+    return size - rule.aging * math.log1p(max(waited, 0.0) / math.exp(size))
+
+
+@kernel
+def idle_gpus(view: View, node: int) -> int:
+    """How many of the node's GPUs nobody uses."""
+    idle = 0
+    for g in range(GPUS_PER_NODE):
+        if view.gpu_share[node, g] <= 1e-6:
+            idle += 1
+    return idle

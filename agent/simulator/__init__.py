@@ -1,0 +1,1 @@
+"""The embedded cluster: traces, hardware, workloads and the event engine that runs them."""

@@ -1,0 +1,418 @@
+"""The embedded cluster's engine: what becomes of pods on nodes, event by event.
+
+Rollouts, the gate, the benchmark and the live embedded cluster run on it. It keeps the same
+:class:`View` that the agent decides on, plus the truth that an agent cannot see: true speeds,
+interference, memory peaks. Deterministic by seed; everything is arrays, so the kernels compile.
+"""
+
+import math
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.arrays import Floats, Ints, kernel
+from agent.cluster.view import (
+    CPU,
+    GPUS,
+    GPUS_PER_NODE,
+    MEMORY,
+    RUNNING,
+    SHARE,
+    View,
+    bind,
+    empty_view,
+    enqueue,
+    record_run_time,
+    set_node,
+    unbind,
+)
+from agent.simulator.hardware import GPU_SPECS, SpeedTable, needs
+from agent.simulator.nodes import NodeMix
+from agent.simulator.utilisation import utilisation
+from agent.simulator.workloads import Workload
+
+ABSENT, WAITING, ACTIVE, SUCCEEDED, FAILED = 0, 1, 2, 3, 4
+MAX_ATTEMPTS = 3
+OOM_AFTER_S = 60.0
+"""From the moment at which memory no longer suffices to the kill, unless a neighbour goes first."""
+TELEMETRY_S = 30.0
+NEXT_ARRIVAL, DONE, OOM_KILLS, EVENTS, SEED = 0, 1, 2, 3, 4
+_NEVER = 1e18
+
+
+class Simulation(NamedTuple):
+    """One cluster with one workload. ``P`` jobs are the view's pod slots, in order of arrival."""
+
+    cluster: View
+    state: Ints
+    """[P] ABSENT, WAITING, ACTIVE, SUCCEEDED or FAILED."""
+    attempts: Ints
+    """[P] starts so far; an OOM kill costs all progress, and the third is final."""
+    steps: Floats
+    """[P] work of each job."""
+    left: Floats
+    """[P] steps still to do at ``updated``."""
+    rate: Floats
+    """[P] true steps per second now; 0 while not running."""
+    updated: Floats
+    """[P] when ``left`` was true."""
+    end: Floats
+    """[P] when it ends at the present rate; never while not running."""
+    oom_at: Floats
+    """[P] when it is killed unless memory suffices again; never otherwise."""
+    finished: Floats
+    """[P] when it succeeded or failed; NaN before."""
+    memory_peak: Floats
+    """[P] host memory that it really uses, GiB."""
+    gpu_memory_peak: Floats
+    """[P] memory that it really uses on each GPU, GiB."""
+    speed: Floats
+    """[K, T] true steps/s."""
+    beside: Floats
+    """[T, J, J] true relative speed of a row's job type beside a column's on one GPU."""
+    cpu_use: Floats
+    """[J] share of the CPU asked for that is used."""
+    disk: Floats
+    network: Floats
+    """[J] MB/s of one GPU's worth."""
+    counters: Ints
+    """[5] next arrival, jobs done, OOM kills, events, seed."""
+    measured: Floats
+    """[1] when node use was last measured."""
+
+
+def new_simulation(
+    workload: Workload,
+    nodes: NodeMix,
+    speeds: SpeedTable,
+    *,
+    seed: int = 0,
+    known_speeds: bool = True,
+    known_run_times: bool = False,
+) -> Simulation:
+    """A cluster of ``nodes`` before the first job of ``workload`` arrives.
+
+    Work with no GPU becomes one more kind, which runs alike on every node.
+
+    Args:
+        known_speeds: the view predicts the true speeds and interference; otherwise it knows none,
+            and the caller fills ``view.slowdown`` and ``view.interference``.
+        known_run_times: the view knows each job's run time (an oracle).
+    """
+    kinds, jobs, types = len(speeds), len(speeds.job_types), len(speeds.gpu_types)
+    sheets = [GPU_SPECS[name] for name in speeds.gpu_types]
+    spec = np.array([(sheet.tflops, sheet.bandwidth, sheet.memory) for sheet in sheets])
+    view = empty_view(
+        nodes=len(nodes.names),
+        pods=len(workload),
+        gpu_spec=spec,
+        kind_type=np.append(speeds.kind_type, jobs),
+        kind_gpus=np.append(speeds.kind_gpus, 0),
+    )
+    for n in range(len(nodes.names)):
+        set_node(view, n, nodes.capacity[n], int(nodes.gpu_type[n]), float(nodes.gpu_memory[n]))
+    kind = np.where(workload.kind < 0, kinds, workload.kind)
+    speed = np.vstack([speeds.speed, np.ones((1, types))])
+    beside = np.ones((types, jobs + 1, jobs + 1))
+    beside[:, :jobs, :jobs] = speeds.beside
+    view.request[:, CPU], view.request[:, MEMORY] = workload.cpu, workload.memory
+    view.request[:, GPUS], view.request[:, SHARE] = workload.gpus, workload.share
+    view.request[:, 4] = workload.gpu_memory
+    view.kind[:], view.allowed[:] = kind, workload.allowed
+    view.arrival[:], view.deadline[:] = workload.arrival, workload.deadline
+    if known_speeds:
+        view.slowdown[:] = np.log(speed.max(axis=1, keepdims=True) / speed)
+        view.interference[:] = -np.log(beside).mean(axis=0)
+    if known_run_times:
+        view.size[:] = np.log(workload.steps / speed[kind].max(axis=1))
+    table = needs(speeds.job_types)
+    pods = len(workload)
+    return Simulation(
+        cluster=view,
+        state=np.zeros(pods, np.int64),
+        attempts=np.zeros(pods, np.int64),
+        steps=np.array(workload.steps, np.float64),
+        left=np.zeros(pods),
+        rate=np.zeros(pods),
+        updated=np.zeros(pods),
+        end=np.full(pods, _NEVER),
+        oom_at=np.full(pods, _NEVER),
+        finished=np.full(pods, np.nan),
+        memory_peak=np.array(workload.memory_peak, np.float64),
+        gpu_memory_peak=np.array(workload.gpu_memory_peak, np.float64),
+        speed=np.ascontiguousarray(speed),
+        beside=beside,
+        cpu_use=np.append(table.cpu_use, 0.5),
+        disk=np.append(table.disk, 1.0),
+        network=np.append(table.network, 1.0),
+        counters=np.array([0, 0, 0, 0, seed], np.int64),
+        measured=np.full(1, -_NEVER),
+    )
+
+
+@kernel
+def true_rate(sim: Simulation, pod: int) -> float:
+    """The pod's true steps/s where it runs, beside those that share its GPU."""
+    view = sim.cluster
+    node, kind = view.node[pod], view.kind[pod]
+    t = view.gpu_type[node]
+    if t < 0 or view.gpu_mask[pod] == 0:
+        return 1.0
+    rate = sim.speed[kind, t]
+    if view.request[pod, SHARE] > 0.0:
+        job = view.kind_type[kind]
+        for i in range(view.counts[RUNNING]):
+            other = view.queue[RUNNING, i]
+            if (
+                other != pod
+                and view.node[other] == node
+                and (view.gpu_mask[other] & view.gpu_mask[pod]) != 0
+            ):
+                rate *= sim.beside[t, job, view.kind_type[view.kind[other]]]
+    return rate
+
+
+@kernel
+def _settle(sim: Simulation, pod: int) -> None:
+    """Bring a running pod's remaining steps up to now and predict its end at its present rate."""
+    now = sim.cluster.clock[0]
+    sim.left[pod] -= sim.rate[pod] * (now - sim.updated[pod])
+    sim.updated[pod] = now
+    sim.rate[pod] = true_rate(sim, pod)
+    sim.end[pod] = now + max(sim.left[pod], 0.0) / sim.rate[pod]
+
+
+@kernel
+def _check_memory(sim: Simulation, node: int) -> None:
+    """Mark who is to be killed where a node's or a GPU's memory does not hold all peaks.
+
+    The kernel kills the pod that is furthest above its request; on a GPU the newest fails.
+    """
+    view = sim.cluster
+    used, worst, victim = 0.0, -_NEVER, -1
+    on_gpu = np.zeros(GPUS_PER_NODE)
+    newest, newest_start = np.full(GPUS_PER_NODE, -1, np.int64), np.full(GPUS_PER_NODE, -1.0)
+    for i in range(view.counts[RUNNING]):
+        pod = view.queue[RUNNING, i]
+        if view.node[pod] != node:
+            continue
+        sim.oom_at[pod] = min(sim.oom_at[pod], _NEVER)
+        used += sim.memory_peak[pod]
+        over = sim.memory_peak[pod] - view.request[pod, MEMORY]
+        if over > worst:
+            worst, victim = over, pod
+        for g in range(GPUS_PER_NODE):
+            if (view.gpu_mask[pod] >> g) & 1:
+                on_gpu[g] += sim.gpu_memory_peak[pod]
+                if view.start[pod] >= newest_start[g]:
+                    newest[g], newest_start[g] = pod, view.start[pod]
+    kill = np.full(GPUS_PER_NODE + 1, -1, np.int64)
+    for g in range(GPUS_PER_NODE):
+        if on_gpu[g] > view.gpu_memory[node]:
+            kill[g] = newest[g]
+    if used > view.capacity[node, MEMORY]:
+        kill[GPUS_PER_NODE] = victim
+    for i in range(view.counts[RUNNING]):
+        pod = view.queue[RUNNING, i]
+        if view.node[pod] == node:
+            marked = False
+            for killed in kill:
+                marked = marked or killed == pod
+            if not marked:
+                sim.oom_at[pod] = _NEVER
+            elif sim.oom_at[pod] >= _NEVER:
+                sim.oom_at[pod] = view.clock[0] + OOM_AFTER_S
+
+
+@kernel
+def _settle_neighbours(sim: Simulation, node: int, mask: int) -> None:
+    """Settle the pods on these GPUs after somebody came or went, and check the node's memory."""
+    view = sim.cluster
+    for i in range(view.counts[RUNNING]):
+        pod = view.queue[RUNNING, i]
+        if view.node[pod] == node and (view.gpu_mask[pod] & mask) != 0:
+            _settle(sim, pod)
+    _check_memory(sim, node)
+
+
+@kernel
+def start(sim: Simulation, pod: int) -> None:
+    """Let a pod that was just bound in the view begin to run."""
+    view = sim.cluster
+    sim.state[pod] = ACTIVE
+    sim.attempts[pod] += 1
+    sim.left[pod], sim.updated[pod] = sim.steps[pod], view.clock[0]
+    sim.rate[pod] = 0.0
+    _settle(sim, pod)
+    _settle_neighbours(sim, view.node[pod], view.gpu_mask[pod])
+
+
+@kernel
+def place(sim: Simulation, pod: int, node: int) -> None:
+    """Bind a waiting pod to a node and let it run."""
+    bind(sim.cluster, pod, node)
+    start(sim, pod)
+
+
+@kernel
+def _leave(sim: Simulation, pod: int) -> None:
+    """Take a running pod off its node."""
+    view = sim.cluster
+    node, mask = view.node[pod], view.gpu_mask[pod]
+    unbind(view, pod)
+    sim.rate[pod], sim.end[pod], sim.oom_at[pod] = 0.0, _NEVER, _NEVER
+    _settle_neighbours(sim, node, mask)
+
+
+@kernel
+def _finish(sim: Simulation, pod: int) -> None:
+    """End a pod that has done its work, and remember its run time as an agent would."""
+    view = sim.cluster
+    now, node = view.clock[0], view.node[pod]
+    ran = max(now - view.start[pod], 1e-3)
+    t = view.gpu_type[node]
+    slower = view.slowdown[view.kind[pod], t] if t >= 0 and view.gpu_mask[pod] != 0 else 0.0
+    _leave(sim, pod)
+    record_run_time(view, pod, math.log(ran) - slower)
+    sim.state[pod], sim.finished[pod] = SUCCEEDED, now
+    sim.counters[DONE] += 1
+
+
+@kernel
+def _kill(sim: Simulation, pod: int) -> None:
+    """Kill a pod for want of memory; it is tried again from its first step, twice at most."""
+    _leave(sim, pod)
+    sim.counters[OOM_KILLS] += 1
+    if sim.attempts[pod] >= MAX_ATTEMPTS:
+        sim.state[pod], sim.finished[pod] = FAILED, sim.cluster.clock[0]
+        sim.counters[DONE] += 1
+    else:
+        sim.state[pod] = WAITING
+        enqueue(sim.cluster, pod)
+
+
+@kernel
+def measure(sim: Simulation) -> None:
+    """Write every node's measured use into the view, as its telemetry would show it."""
+    view = sim.cluster
+    running = view.counts[RUNNING]
+    node, job = np.empty(running, np.int64), np.empty(running, np.int64)
+    started, cpu, gpus, memory = (
+        np.empty(running),
+        np.empty(running),
+        np.empty(running),
+        np.empty(running),
+    )
+    for i in range(running):
+        pod = view.queue[RUNNING, i]
+        node[i], job[i] = view.node[pod], view.kind_type[view.kind[pod]]
+        started[i], cpu[i] = view.start[pod], view.request[pod, CPU]
+        gpus[i] = max(view.request[pod, GPUS], view.request[pod, SHARE])
+        memory[i] = sim.memory_peak[pod]
+    view.usage[:] = utilisation(
+        view.clock[0], node, job, started, cpu, gpus, memory, view.capacity,
+        sim.cpu_use, sim.disk, sim.network, 0.1, sim.counters[SEED],
+    )  # fmt: skip
+    sim.measured[0] = view.clock[0]
+
+
+@kernel
+def next_event(sim: Simulation) -> float:
+    """When something happens next if nobody places anything; never (1e18) if nothing does."""
+    view = sim.cluster
+    at = _NEVER
+    upcoming = sim.counters[NEXT_ARRIVAL]
+    if upcoming < len(view.arrival):
+        at = view.arrival[upcoming]
+    for i in range(view.counts[RUNNING]):
+        pod = view.queue[RUNNING, i]
+        at = min(at, min(sim.end[pod], sim.oom_at[pod]))
+    return at
+
+
+@kernel
+def advance(sim: Simulation, until: float) -> bool:
+    """Move the clock to the next event, but not beyond ``until``, and let it happen.
+
+    Returns whether something happened; without it the clock stands at ``until`` (or, with nothing
+    left to happen and ``until`` infinite, where it was).
+    """
+    view = sim.cluster
+    at = next_event(sim)
+    if at > until or at >= _NEVER:
+        if math.isfinite(until):
+            view.clock[0] = max(view.clock[0], until)
+        return False
+    now = max(at, view.clock[0])
+    view.clock[0] = now
+    sim.counters[EVENTS] += 1
+    i = 0
+    while i < view.counts[RUNNING]:
+        pod = view.queue[RUNNING, i]
+        if sim.end[pod] <= now:
+            _finish(sim, pod)
+            i = 0  # the list changed, and neighbours may end now too
+        elif sim.oom_at[pod] <= now:
+            _kill(sim, pod)
+            i = 0
+        else:
+            i += 1
+    upcoming = sim.counters[NEXT_ARRIVAL]
+    while upcoming < len(view.arrival) and view.arrival[upcoming] <= now:
+        sim.state[upcoming] = WAITING
+        enqueue(view, upcoming)
+        upcoming += 1
+    sim.counters[NEXT_ARRIVAL] = upcoming
+    if now - sim.measured[0] >= TELEMETRY_S:
+        measure(sim)
+    return True
+
+
+@kernel
+def true_log_run_time(sim: Simulation, pod: int) -> float:
+    """Log seconds that the whole job takes alone on its fastest type."""
+    best = 0.0
+    for t in range(sim.speed.shape[1]):
+        best = max(best, sim.speed[sim.cluster.kind[pod], t])
+    return math.log(sim.steps[pod] / best)
+
+
+@kernel
+def completion_times(sim: Simulation) -> Floats:
+    """[P] seconds from arrival to success; elapsed plus what is left for any other job.
+
+    What is left is its whole run on its fastest type where it is not running, so that starving or
+    losing long jobs never looks like a gain. A job that never arrived counts its run time.
+    """
+    view = sim.cluster
+    times = np.empty(len(sim.state))
+    for pod in range(len(times)):
+        if sim.state[pod] == SUCCEEDED:
+            times[pod] = sim.finished[pod] - view.arrival[pod]
+            continue
+        waited = max(view.clock[0] - view.arrival[pod], 0.0)
+        if sim.state[pod] == ACTIVE:
+            times[pod] = waited + max(sim.end[pod] - view.clock[0], 0.0)
+        else:
+            times[pod] = waited + math.exp(true_log_run_time(sim, pod))
+    return times
+
+
+@kernel
+def copy_simulation(sim: Simulation) -> Simulation:
+    """An independent copy; what never changes is shared."""
+    v = sim.cluster
+    view = View(
+        v.clock.copy(), v.capacity, v.requested.copy(), v.usage.copy(), v.ready.copy(),
+        v.gpu_type, v.gpu_memory, v.gpu_share.copy(), v.gpu_memory_requested.copy(),
+        v.request, v.kind, v.allowed, v.arrival, v.start.copy(), v.deadline, v.size,
+        v.node.copy(), v.gpu_mask.copy(), v.queue.copy(), v.counts.copy(), v.gpu_spec,
+        v.slowdown, v.interference, v.kind_type, v.kind_gpus, v.history_kind.copy(),
+        v.history_type.copy(), v.history_gpus.copy(),
+    )  # fmt: skip
+    return Simulation(
+        view, sim.state.copy(), sim.attempts.copy(), sim.steps, sim.left.copy(),
+        sim.rate.copy(), sim.updated.copy(), sim.end.copy(), sim.oom_at.copy(),
+        sim.finished.copy(), sim.memory_peak, sim.gpu_memory_peak, sim.speed, sim.beside,
+        sim.cpu_use, sim.disk, sim.network, sim.counters.copy(), sim.measured.copy(),
+    )  # fmt: skip

@@ -1,0 +1,249 @@
+"""Whole runs of a policy on the embedded cluster: results to compare, batches to learn from.
+
+The benchmark and the gate call :func:`simulate`; the learner calls :func:`rollout` for experience
+that costs no user anything. Both drive the same decision as the live agent, in process.
+"""
+
+from dataclasses import dataclass
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.arrays import Bools, Floats, Ints, kernel
+from agent.cluster.view import CPU, GPUS, PENDING, RUNNING, View
+from agent.learning.batch import Batch
+from agent.learning.reward import DEFAULT_WEIGHTS, Interval, RewardWeights, rewards
+from agent.scheduling.candidates import MAX_QUEUE_CANDIDATES, Candidates, new_candidates
+from agent.scheduling.decision import Policy, next_placement, seed_kernels
+from agent.simulator.engine import (
+    DONE,
+    FAILED,
+    OOM_KILLS,
+    SUCCEEDED,
+    Simulation,
+    advance,
+    completion_times,
+    place,
+)
+from common.features import FEATURE_COUNT
+
+_FOREVER = 1e17
+
+
+@dataclass(frozen=True)
+class Result:
+    """What became of a workload under one policy."""
+
+    completion: Floats
+    """[P] completion times in seconds; an unfinished or failed job counts elapsed plus what is
+    left of it."""
+    makespan: float
+    """Seconds from the first arrival to the end of the last job (or of the run)."""
+    unfinished: int
+    """Jobs that did not succeed."""
+    oom_kills: int
+    decisions: int
+
+    @property
+    def mean(self) -> float:
+        """Mean completion time, s."""
+        return float(self.completion.mean())
+
+    @property
+    def p99(self) -> float:
+        """99th percentile of completion times, s."""
+        return float(np.quantile(self.completion, 0.99))
+
+
+class Tape(NamedTuple):
+    """Room for the record of at most ``M`` decisions of a run with ``C`` candidates each."""
+
+    features: Floats
+    """[M, C, FEATURE_COUNT]"""
+    rule_scores: Floats
+    """[M, C]"""
+    counts: Ints
+    """[M] candidates."""
+    action: Ints
+    """[M]"""
+    log_prob: Floats
+    """[M]"""
+    time: Floats
+    """[M + 1] when it was decided; the last one is the end of the run."""
+    integrals: Floats
+    """[M + 1, 3] ∫ pending dt, ∫ jobs dt, ∫ Σ (U_i − Ū)² dt up to then."""
+    oom_kills: Floats
+    """[M] kills of the pod that the decision placed."""
+    placed_by: Ints
+    """[P] the decision that placed each pod last; −1 for none."""
+
+
+@kernel
+def imbalance(view: View) -> float:
+    """Σ (U_i − Ū)² over the ready nodes; U_i is GPUs given out, CPU where a node has no GPU."""
+    total = squares = n = 0.0
+    for i in range(len(view.gpu_type)):
+        if view.ready[i]:
+            r = GPUS if view.capacity[i, GPUS] > 0.0 else CPU
+            used = view.requested[i, r] / max(view.capacity[i, r], 1e-9)
+            total += used
+            squares += used * used
+            n += 1.0
+    return max(squares - total * total / n, 0.0) if n > 0.0 else 0.0
+
+
+@kernel
+def _integrate(sim: Simulation, sums: Floats, before: float, rates: Floats) -> None:
+    """Add the time since ``before`` at ``rates``, then take the present rates."""
+    elapsed = sim.cluster.clock[0] - before
+    sums += rates * elapsed
+    pending, running = sim.cluster.counts[PENDING], sim.cluster.counts[RUNNING]
+    rates[0], rates[1], rates[2] = pending, pending + running, imbalance(sim.cluster)
+
+
+@kernel
+def _run(
+    sim: Simulation, policy: Policy, eligible: Bools, out: Candidates, until: float, done: int
+) -> int:
+    """Run to ``until`` or until ``done`` jobs are done; returns the number of decisions."""
+    decisions = 0
+    while sim.counters[DONE] < done and advance(sim, until):
+        while True:
+            pod, node, _, _, _ = next_placement(sim.cluster, policy, eligible, out, False)
+            if pod >= 0 or sim.cluster.counts[PENDING] > 0:
+                decisions += 1
+            if pod < 0:
+                break
+            place(sim, pod, node)
+    return decisions
+
+
+@kernel
+def _record(
+    sim: Simulation, policy: Policy, eligible: Bools, out: Candidates, until: float, tape: Tape
+) -> int:
+    """Run like :func:`_run` while the tape has room, writing every decision to it."""
+    m, room = 0, len(tape.counts)
+    sums, rates, before = np.zeros(3), np.zeros(3), sim.cluster.clock[0]
+    killed = sim.counters[OOM_KILLS]
+    attempts = sim.attempts.copy()
+    while m < room and sim.counters[DONE] < len(sim.state) and advance(sim, until):
+        _integrate(sim, sums, before, rates)
+        before = sim.cluster.clock[0]
+        if sim.counters[OOM_KILLS] > killed:
+            killed = sim.counters[OOM_KILLS]
+            for pod in range(len(attempts)):  # not running though once started: it was killed
+                if (
+                    attempts[pod] > 0
+                    and sim.cluster.node[pod] < 0
+                    and sim.state[pod] != SUCCEEDED
+                    and tape.placed_by[pod] >= 0
+                ):
+                    tape.oom_kills[tape.placed_by[pod]] += 1.0
+                    tape.placed_by[pod] = -1
+        while m < room:
+            pod, node, count, row, log_prob = next_placement(
+                sim.cluster, policy, eligible, out, True
+            )
+            if count == 0:
+                break
+            tape.features[m, :count] = out.features[:count]
+            tape.rule_scores[m, :count] = out.rule_scores[:count]
+            tape.counts[m], tape.action[m], tape.log_prob[m] = count, row, log_prob
+            tape.time[m], tape.integrals[m] = sim.cluster.clock[0], sums
+            if pod >= 0:
+                place(sim, pod, node)
+                attempts[pod] = sim.attempts[pod]
+                tape.placed_by[pod] = m
+            rates[2] = imbalance(sim.cluster)
+            rates[0], rates[1] = (
+                sim.cluster.counts[PENDING],
+                sim.cluster.counts[PENDING] + sim.cluster.counts[RUNNING],
+            )
+            m += 1
+            if pod < 0:
+                break
+    _integrate(sim, sums, before, rates)
+    tape.time[m], tape.integrals[m] = sim.cluster.clock[0], sums
+    return m
+
+
+def simulate(
+    sim: Simulation, policy: Policy, *, seed: int = 0, until: float = _FOREVER, jobs: int = 0
+) -> Result:
+    """Run a policy on a fresh simulation until every job (or ``jobs`` of them) is done.
+
+    ``seed`` draws ties and exploration; the workload's and hardware's seeds are the simulation's.
+    ``until`` bounds the clock: jobs unfinished by then are counted as such.
+    """
+    seed_kernels(seed)
+    pods = len(sim.state)
+    eligible, out = np.ones(pods, np.bool_), new_candidates(MAX_QUEUE_CANDIDATES)
+    decisions = _run(sim, policy, eligible, out, until, jobs or pods)
+    return result(sim, decisions)
+
+
+def result(sim: Simulation, decisions: int = 0) -> Result:
+    """What became of the jobs so far."""
+    succeeded = sim.state == SUCCEEDED
+    ended = succeeded | (sim.state == FAILED)
+    last = float(np.max(sim.finished[ended], initial=0.0))
+    if not ended.all():
+        last = max(last, float(sim.cluster.clock[0]))
+    first = float(sim.cluster.arrival.min()) if len(succeeded) else 0.0
+    return Result(
+        completion=completion_times(sim),
+        makespan=last - first,
+        unfinished=int((~succeeded).sum()),
+        oom_kills=int(sim.counters[OOM_KILLS]),
+        decisions=decisions,
+    )
+
+
+def rollout(
+    sim: Simulation,
+    policy: Policy,
+    *,
+    seed: int,
+    decisions: int,
+    mean_run_seconds: float,
+    weights: RewardWeights = DEFAULT_WEIGHTS,
+    until: float = _FOREVER,
+) -> Batch | None:
+    """Up to ``decisions`` consecutive decisions of a policy with their rewards, as one trajectory.
+
+    Use a policy with a temperature: a greedy one explores nothing. The simulation is used up.
+    Returns None where no decision arose.
+    """
+    seed_kernels(seed)
+    pods, width = len(sim.state), MAX_QUEUE_CANDIDATES
+    tape = Tape(
+        features=np.zeros((decisions, width, FEATURE_COUNT)),
+        rule_scores=np.zeros((decisions, width)),
+        counts=np.zeros(decisions, np.int64),
+        action=np.zeros(decisions, np.int64),
+        log_prob=np.zeros(decisions),
+        time=np.zeros(decisions + 1),
+        integrals=np.zeros((decisions + 1, 3)),
+        oom_kills=np.zeros(decisions),
+        placed_by=np.full(pods, -1, np.int64),
+    )
+    out = new_candidates(width)
+    m = _record(sim, policy, np.ones(pods, np.bool_), out, until, tape)
+    if m == 0:
+        return None
+    gains = np.diff(tape.integrals[: m + 1], axis=0)
+    interval = Interval(gains[:, 0], gains[:, 1], gains[:, 2], tape.oom_kills[:m])
+    columns = int(tape.counts[:m].max())
+    ends = np.zeros(m, np.bool_)
+    ends[-1] = True
+    return Batch(
+        features=tape.features[:m, :columns].astype(np.float32),
+        mask=np.arange(columns)[None, :] < tape.counts[:m, None],
+        rule_scores=tape.rule_scores[:m, :columns].astype(np.float32),
+        action=tape.action[:m],
+        log_prob=tape.log_prob[:m].astype(np.float32),
+        reward=rewards(interval, mean_run_seconds, weights).total,
+        elapsed=np.diff(tape.time[: m + 1]).astype(np.float32),
+        ends=ends,
+    )
