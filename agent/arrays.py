@@ -28,7 +28,7 @@ def kernel_cache() -> Path:
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         text = source.read_bytes()
-        if b"@kernel" in text:
+        if b"@kernel" in text or b"@inlined" in text:
             digest.update(text)
     return Path(base).expanduser() / "fedsched" / f"kernels-{digest.hexdigest()[:16]}"
 
@@ -43,3 +43,12 @@ def kernel(function: F) -> F:
     ``nogil`` lets a serving process go on with its event loop meanwhile.
     """
     return cast(F, numba.njit(cache=True, nogil=True)(function))
+
+
+def inlined(function: F) -> F:
+    """Compile a small kernel into each of its callers.
+
+    A call hands over a whole view, dozens of arrays with a reference count each, which costs more
+    than what such a kernel does: worth it in the loops over pods and nodes only.
+    """
+    return cast(F, numba.njit(cache=True, nogil=True, inline="always")(function))

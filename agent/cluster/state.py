@@ -12,13 +12,18 @@ from collections.abc import Callable, Iterable, Mapping
 
 import numpy as np
 
-from agent.cluster.growth import Catalogue, SpecLookup, clear_node, fill_speeds, sort_pending
+from agent.cluster.growth import (
+    Catalogue,
+    SpecLookup,
+    clear_node,
+    fill_speeds,
+    imbalance,
+    sort_pending,
+)
 from agent.cluster.lifecycle import Emit, Lifecycle, end_of
 from agent.cluster.records import Node, Pod
 from agent.cluster.speeds_file import SpeedsFile
 from agent.cluster.view import (
-    CPU,
-    GPUS,
     GPUS_PER_NODE,
     PENDING,
     RUNNING,
@@ -51,14 +56,16 @@ class ClusterState:
         spec: SpecLookup,
         scale: float = 1.0,
         assume_seconds: float = 30.0,
+        changed: Callable[[], None] = lambda: None,
         nodes: int = 8,
         pods: int = 64,
     ) -> None:
         """``clock`` gives Unix seconds; the view runs at ``scale`` times that.
 
-        ``assume_seconds`` is wall time; ``nodes`` and ``pods`` are the first sizes.
+        ``assume_seconds`` is wall time; ``changed`` is called with each step of :attr:`version`;
+        ``nodes`` and ``pods`` are the first sizes.
         """
-        self._clock, self._scale = clock, scale
+        self._clock, self._scale, self._changed = clock, scale, changed
         self._assume = assume_seconds * scale
         none = np.zeros(0, np.int64)
         self.view = empty_view(
@@ -99,25 +106,20 @@ class ClusterState:
         Returns the cluster's time, s. A wall clock that steps back holds the view's clock.
         """
         view = self.view
-        now = max(self._clock() * self._scale, view.clock[0])
-        passed = now - view.clock[0]
+        now = max(self._clock() * self._scale, float(view.clock[0]))
+        passed = now - float(view.clock[0])
         if passed > 0.0:
             self.job_seconds += passed * float(view.counts[PENDING] + view.counts[RUNNING])
-            self.imbalance_seconds += passed * self._imbalance()
+            self.imbalance_seconds += passed * imbalance(view)
             view.clock[0] = now
         for uid in [uid for uid, (_, until) in self._assumed.items() if until <= now]:
             log.info("pod %s was sent to %s and not seen bound", uid, self._assumed[uid][0])
             self.forget(uid)
-        return float(now)
+        return now
 
-    def _imbalance(self) -> float:
-        """The same Σ (U_i − Ū)² as the simulator's rollouts."""
-        view = self.view
-        has_gpus = view.capacity[:, GPUS] > 0.0
-        asked = np.where(has_gpus, view.requested[:, GPUS], view.requested[:, CPU])
-        there = np.where(has_gpus, view.capacity[:, GPUS], view.capacity[:, CPU])
-        use = (asked / np.maximum(there, 1e-9))[view.ready]
-        return float(np.square(use - use.mean()).sum()) if len(use) else 0.0
+    def _step(self) -> None:
+        self.version += 1
+        self._changed()
 
     # Nodes ----------------------------------------------------------------------------------
 
@@ -135,7 +137,7 @@ class ClusterState:
         if node == old and not deleted:
             return
         self.tick()
-        self.version += 1
+        self._step()
         if deleted:
             if old is not None:
                 del self.nodes[node.name]
@@ -227,7 +229,7 @@ class ClusterState:
             self.problems += 1
             log.warning("pod %s/%s: %s", pod.namespace, pod.name, pod.problem)
         if deleted or old is None or old.standing != pod.standing:
-            self.version += 1
+            self._step()
         if old is None:
             self._new_slot(pod, listed)
         elif old.asks != pod.asks:
@@ -282,7 +284,7 @@ class ClusterState:
         """Drop what was assumed of the pod, and the pod where no watch ever showed it."""
         if self._assumed.pop(uid, None) is None:
             return
-        self.version += 1
+        self._step()
         if uid in self._unseen:
             self.life.drop(uid)
             self._free(uid)
@@ -292,7 +294,7 @@ class ClusterState:
     def set_speeds(self, speeds: SpeedsFile | None) -> None:
         """Take over what the learner knows about speeds."""
         self._speeds = speeds
-        self.version += 1
+        self._step()
         fill_speeds(self.view, speeds, self.names)
 
     def pod_name(self, slot: int) -> str:
@@ -333,9 +335,7 @@ class ClusterState:
         self._at[uid] = _NOWHERE
 
     def _end(self, pod: Pod, now: float, deleted: bool, listed: bool) -> None:
-        time = now
-        if listed and pod.finished:
-            time = min(pod.finished * self._scale, now)
+        time = min(pod.finished * self._scale, now) if listed and pod.finished else now
         ran = self.life.ends(pod, self._model_of(pod), time)
         slot, row = self.slots[pod.uid], self._at[pod.uid]
         if ran > 0.0 and row >= 0 and end_of(pod) == "finished":
@@ -384,9 +384,9 @@ class ClusterState:
         view, mask = self.view, self.view.gpu_mask[slot]
         if view.node[slot] < 0 or not mask:
             return []
-        there = [other for other in self._on(int(view.node[slot])) if other != slot]
-        beside = [other for other in there if view.gpu_mask[other] & mask]
-        return sorted(self.pods[self._uids[other]].job_type for other in beside)
+        there = (other for other in self._on(int(view.node[slot])) if other != slot)
+        uids = (self._uids[other] for other in there if view.gpu_mask[other] & mask)
+        return sorted(self.pods[uid].job_type for uid in uids)
 
     def _resize(self, nodes: int = 0, pods: int = 0) -> None:
         view = self.view

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Bools, Floats, Ints, kernel
+from agent.arrays import Bools, Floats, Ints, inlined, kernel
 
 GPUS_PER_NODE = 8
 RESOURCES = 3
@@ -150,7 +150,7 @@ def gpu_group(gpus: int) -> int:
     return 0 if gpus <= 1 else (1 if gpus <= 2 else (2 if gpus <= 4 else 3))
 
 
-@kernel
+@inlined
 def pick_gpus(view: View, pod: int, node: int) -> int:
     """Bit mask of the GPUs that the pod would get on the node, 0 where they do not suffice.
 
@@ -179,20 +179,30 @@ def pick_gpus(view: View, pod: int, node: int) -> int:
     return mask if wanted == 0 else 0
 
 
-@kernel
-def fits(view: View, pod: int, node: int) -> bool:
-    """Whether the node is ready and has the CPU, memory and GPUs (of an accepted type)."""
+@inlined
+def placement(view: View, pod: int, node: int) -> int:
+    """Bit mask of the GPUs that the pod would get on the node (0 for a pod that asks for none).
+
+    −1 where it cannot go: the node is not ready, or lacks CPU, memory or GPUs of an accepted type.
+    """
     if not view.ready[node]:
-        return False
+        return -1
     for r in range(2):
         if view.requested[node, r] + view.request[pod, r] > view.capacity[node, r] + _EPSILON:
-            return False
+            return -1
     if view.request[pod, GPUS] <= 0.0 and view.request[pod, SHARE] <= 0.0:
-        return True
+        return 0
     gpu_type = view.gpu_type[node]
     if gpu_type < 0 or (view.allowed[pod] >> gpu_type) & 1 == 0:
-        return False
-    return pick_gpus(view, pod, node) != 0
+        return -1
+    mask = pick_gpus(view, pod, node)
+    return mask if mask != 0 else -1
+
+
+@kernel
+def fits(view: View, pod: int, node: int) -> bool:
+    """Whether the pod can go to the node, as kube-scheduler's filters would find."""
+    return placement(view, pod, node) >= 0
 
 
 @kernel

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Bools, Floats, Ints, kernel
+from agent.arrays import Bools, Floats, Ints, inlined, kernel
 from agent.cluster.view import (
     CPU,
     GPU_GROUPS,
@@ -99,7 +99,7 @@ def new_candidates(rows: int) -> Candidates:
     )
 
 
-@kernel
+@inlined
 def gpus_asked(view: View, pod: int) -> float:
     """GPUs that the pod asks for, a share counted as its part."""
     share = view.request[pod, SHARE]
@@ -249,7 +249,7 @@ def _against(cost: float, other: float) -> float:
     return _clip(cost - other, -3.0, 3.0)
 
 
-@kernel
+@inlined
 def _best_of_type(view: View, costs: Floats, gpu_type: int, skip_type: bool) -> int:
     """Row of the cheapest node of a type (or, with ``skip_type``, of any other), −1 for none."""
     best = -1
@@ -263,7 +263,7 @@ def _best_of_type(view: View, costs: Floats, gpu_type: int, skip_type: bool) -> 
     return best
 
 
-@kernel
+@inlined
 def _same_request(view: View, a: int, b: int) -> bool:
     """Whether two pods are interchangeable to a rule but for their waiting time."""
     if view.kind[a] != view.kind[b] or view.allowed[a] != view.allowed[b]:

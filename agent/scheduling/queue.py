@@ -78,7 +78,7 @@ class QueueController:
         """Decide at the present state; the pods whose gate is to be lifted now, in order."""
         state = self._state
         now = state.tick()
-        self.decided &= state.pods.keys()
+        self.decided.intersection_update(state.pods)  # in place: the extender looks at this set
         self._lifted = {uid for uid in self._lifted if uid in state.pods and state.pods[uid].gated}
         gated = self.gated()
         go = []

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Floats, Ints, kernel
+from agent.arrays import Floats, Ints, inlined, kernel
 from agent.cluster.view import (
     CPU,
     GPU_GROUPS,
@@ -20,9 +20,8 @@ from agent.cluster.view import (
     RUNNING,
     SHARE,
     View,
-    fits,
     gpu_group,
-    pick_gpus,
+    placement,
 )
 
 # Order of the pending pods.
@@ -115,8 +114,8 @@ class Effects(NamedTuple):
     """[N] log slow-down of the node's type."""
     on_pod: Floats
     """[N] log slow-down by neighbours on the same GPU."""
-    run_time: Floats
-    """[N] expected run time there, s."""
+    log_time: Floats
+    """[N] log of the expected run time there, log s."""
     delay: Floats
     """[N] delay caused to the neighbours, s summed."""
 
@@ -136,14 +135,14 @@ def expected_log_run_time(view: View, kind: int) -> float:
     return (own[1] + 4.0 * (by_gpus + by_type - mean)) / (own[0] + 4.0)
 
 
-@kernel
+@inlined
 def pod_log_run_time(view: View, context: Context, pod: int) -> float:
     """The pod's known log run time where it has one, else its kind's expectation."""
     size = view.size[pod]
     return context.expected[view.kind[pod]] if math.isnan(size) else size
 
 
-@kernel
+@inlined
 def node_slowdown(view: View, pod: int, node: int) -> float:
     """Predicted log slow-down of the node's GPU type; 0 for a pod that asks for no GPU."""
     gpu_type = view.gpu_type[node]
@@ -259,40 +258,36 @@ def new_effects(nodes: int) -> Effects:
 def predict_effects(view: View, context: Context, pod: int, effects: Effects) -> None:
     """Fill ``effects`` for one pod; neighbours matter to pods that share a GPU."""
     base = pod_log_run_time(view, context, pod)
-    wants_gpu = view.request[pod, GPUS] > 0.0 or view.request[pod, SHARE] > 0.0
-    shared = view.request[pod, SHARE] > 0.0
     for n in range(len(view.gpu_type)):
         effects.delay[n] = effects.on_pod[n] = 0.0
-        if not fits(view, pod, n):
-            effects.mask[n] = -1
-            continue
-        effects.mask[n] = pick_gpus(view, pod, n) if wants_gpu else 0
-        effects.slowdown[n] = node_slowdown(view, pod, n)
-    job = view.kind_type[view.kind[pod]]
-    if shared:
-        for i in range(view.counts[RUNNING]):
-            other = view.queue[RUNNING, i]
-            n = view.node[other]
-            if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
-                effects.on_pod[n] += view.interference[job, view.kind_type[view.kind[other]]]
-    for n in range(len(view.gpu_type)):
+        effects.mask[n] = placement(view, pod, n)
         if effects.mask[n] >= 0:
-            effects.run_time[n] = math.exp(base + effects.slowdown[n] + effects.on_pod[n])
-    if shared:
-        for i in range(view.counts[RUNNING]):
-            other = view.queue[RUNNING, i]
-            n = view.node[other]
-            if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
-                slower = view.interference[view.kind_type[view.kind[other]], job]
-                mean = math.exp(
-                    pod_log_run_time(view, context, other) + node_slowdown(view, other, n)
-                )
-                left = remaining_time(mean, view.clock[0] - view.start[other])
-                together = min(left, effects.run_time[n])
-                effects.delay[n] += together * (1.0 - math.exp(-slower))
+            effects.slowdown[n] = node_slowdown(view, pod, n)
+            effects.log_time[n] = base + effects.slowdown[n]
+    if view.request[pod, SHARE] <= 0.0:
+        return
+    job = view.kind_type[view.kind[pod]]
+    for i in range(view.counts[RUNNING]):
+        other = view.queue[RUNNING, i]
+        n = view.node[other]
+        if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
+            slower = view.interference[job, view.kind_type[view.kind[other]]]
+            effects.on_pod[n] += slower
+            effects.log_time[n] += slower
+    for i in range(view.counts[RUNNING]):
+        other = view.queue[RUNNING, i]
+        n = view.node[other]
+        if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
+            slower = view.interference[view.kind_type[view.kind[other]], job]
+            mean = math.exp(
+                pod_log_run_time(view, context, other) + node_slowdown(view, other, n)
+            )
+            left = remaining_time(mean, view.clock[0] - view.start[other])
+            together = min(left, math.exp(effects.log_time[n]))
+            effects.delay[n] += together * (1.0 - math.exp(-slower))
 
 
-@kernel
+@inlined
 def _share_left(view: View, pod: int, node: int, resource: int) -> float:
     """Share of a resource not asked for once the pod is there; 1 where the node has none."""
     capacity = view.capacity[node, resource]
@@ -304,7 +299,7 @@ def _share_left(view: View, pod: int, node: int, resource: int) -> float:
     return (capacity - view.requested[node, resource] - asked) / capacity
 
 
-@kernel
+@inlined
 def node_cost(view: View, rule: Rule, pod: int, node: int, effects: Effects) -> float:
     """The rule's cost of a node for the pod, lower is better; :data:`NEVER` where it cannot go.
 
@@ -315,12 +310,15 @@ def node_cost(view: View, rule: Rule, pod: int, node: int, effects: Effects) -> 
         return NEVER
     if rule.cost == RANDOM:
         return float(np.random.random())
-    cpu, memory = _share_left(view, pod, node, CPU), _share_left(view, pod, node, MEMORY)
     gpus = _share_left(view, pod, node, GPUS)
     if rule.cost == FASTEST:
         return effects.slowdown[node] + effects.on_pod[node] + _TIE * gpus
     if rule.cost == EFT:
-        return math.log(effects.run_time[node] + effects.delay[node]) + _TIE * gpus
+        finish = effects.log_time[node]
+        if effects.delay[node] > 0.0:
+            finish = math.log(math.exp(finish) + effects.delay[node])
+        return finish + _TIE * gpus
+    cpu, memory = _share_left(view, pod, node, CPU), _share_left(view, pod, node, MEMORY)
     parts = 3.0 if view.capacity[node, GPUS] > 0.0 else 2.0
     left = (cpu + memory + (gpus if parts > 2.0 else 0.0)) / parts
     tie = 1e-6 * float(np.random.random())
@@ -357,7 +355,7 @@ def wait_cost(
     return best
 
 
-@kernel
+@inlined
 def order_key(view: View, context: Context, rule: Rule, pod: int) -> float:
     """Sort key of a pending pod under the rule's order: lowest goes first.
 

@@ -60,8 +60,10 @@ def sheet(model: str) -> Spec | None:
 def warm_up(rule: str) -> None:
     """Compile or load the kernels on a small cluster, so that no pod waits for it."""
     state = ClusterState(clock=lambda: 1e9, emit=lambda _: None, spec=sheet)
-    hardware = {"cpu": 8.0, "memory": 32.0, "gpus": 2, "gpu_memory": 16.0}
-    state.replace_nodes(Node(name=m, gpu_model=m, **hardware) for m in ("v100", "k80"))
+    state.replace_nodes(
+        Node(name=model, cpu=8.0, memory=32.0, gpus=2, gpu_model=model, gpu_memory=16.0)
+        for model in ("v100", "k80")
+    )
     for number in range(3):
         pod = Pod(uid=f"u{number}", name=f"p{number}", cpu=1.0, memory=1.0, gpus=1, job_type="a")
         state.apply_pod(pod)
@@ -97,6 +99,7 @@ class Member:
             spec=sheet,
             scale=settings.clock_scale,
             assume_seconds=serve.assume_seconds,
+            changed=lambda: self.queue.wake.set(),
         )
         self.policy = LivePolicy(settings.policy_file, serve, self.metrics)
         self._speeds_stamp: speeds_file.Stamp | None = None
@@ -131,8 +134,8 @@ class Member:
             self.client,
             NODES,
             objects.node,
-            replace=self._waking(self.state.replace_nodes),
-            change=self._waking(self.state.apply_node),
+            replace=self.state.replace_nodes,
+            change=self.state.apply_node,
             monotonic=monotonic,
             rng=rng,
         )
@@ -140,21 +143,12 @@ class Member:
             self.client,
             PODS,
             objects.pod,
-            replace=self._waking(self.state.replace_pods),
-            change=self._waking(self.state.apply_pod),
+            replace=self.state.replace_pods,
+            change=self.state.apply_pod,
             monotonic=monotonic,
             rng=rng,
         )
         self.metrics.before_scrape.append(self._set_gauges)
-
-    def _waking[**P](self, apply: Callable[P, None]) -> Callable[P, None]:
-        def applied(*args: P.args, **kwargs: P.kwargs) -> None:
-            before = self.state.version
-            apply(*args, **kwargs)
-            if self.state.version != before:
-                self.queue.wake.set()
-
-        return applied
 
     def fresh(self) -> bool:
         """Whether both watches are in and spoke lately enough for the state to be trusted."""
@@ -222,27 +216,102 @@ class Member:
         metrics.nodes.set(float(len(self.state.rows)))
         metrics.synced.set(float(self.fresh()))
         for name, reflector in (("nodes", self.nodes), ("pods", self.pods)):
-            for what in ("lists", "watches", "events", "bookmarks", "malformed", "gone", "failures"):
+            for what in (
+                "lists",
+                "watches",
+                "events",
+                "bookmarks",
+                "malformed",
+                "gone",
+                "failures",
+            ):
                 metrics.watch.labels(name, what).set(float(reflector.counts[what]))
 
     async def run(self, stop: asyncio.Event) -> None:
         """Watch, decide and lift until ``stop``; then lift every gate that is left.
 
-        Raises what a part of it died of.
+        Raises what a part of it died of, after that.
         """
-        work = [self.nodes.run(), self.pods.run(), self.telemetry(), self.files()]
-        tasks = [asyncio.create_task(part) for part in work]
-        tasks.append(asyncio.create_task(_hold(stop)))
+        parts = [self.nodes.run(), self.pods.run(), self.telemetry(), self.files()]
+        if self.settings.serve.queue:
+            parts.append(self.queue.run())
+        tasks = [asyncio.create_task(part) for part in (*parts, _until(stop))]
         try:
-            if self.settings.serve.queue:
-                await asyncio.wait(
-                    [
-                        *tasks,
-                        asyncio.create_task(self._queue_once_synced(tasks)),
-                    ],
-                    return_when=asyncio.FIRST_COMPLETED,
-                )
-            else:
-                await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
         finally:
-            pass
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            if self.settings.serve.queue:
+                await self._lift_all()
+        for task in done:
+            task.result()
+
+    async def _lift_all(self) -> None:
+        try:
+            async with asyncio.timeout(SHUTDOWN_SECONDS):
+                stayed = await self.queue.lift_all()
+        except TimeoutError:
+            log.error("not every gate was lifted within %g s", SHUTDOWN_SECONDS)
+        else:
+            if stayed:
+                log.error("%d gates could not be lifted", stayed)
+
+
+async def _until(stop: asyncio.Event) -> None:
+    await stop.wait()
+
+
+@contextlib.contextmanager
+def state_lock(folder: Path, name: str) -> Iterator[None]:
+    """Hold the state directory for one process of a kind. Raises StateLockedError."""
+    folder.mkdir(parents=True, exist_ok=True)
+    with (folder / f"{name}.lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise StateLockedError(
+                f"another 'agent {name}' uses {folder}; stop it, or give this one a state "
+                "directory of its own (setting 'state')"
+            ) from None
+        yield
+
+
+async def serve(settings: Settings, ready_file: Path | None = None) -> None:
+    """Run until SIGTERM or SIGINT. ``ready_file`` gets pid and port once the port answers.
+
+    Raises StateLockedError, OSError where the port or the directory cannot be had, and KeyError
+    for an unknown rule.
+    """
+    stop = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, stop.set)
+    warm_up(settings.serve.rule)
+    seed_kernels(settings.serve.seed)
+    with state_lock(settings.state, "serve"):
+        journal = Journal(settings.journal_dir)
+        try:
+            async with aiohttp.ClientSession() as session:
+                member = Member(settings, session, journal)
+                member.read_files()
+                runner = web.AppRunner(
+                    member.extender.app(),
+                    access_log=None,
+                    keepalive_timeout=KEEP_ALIVE_SECONDS,
+                    shutdown_timeout=1.0,
+                )
+                await runner.setup()
+                try:
+                    site = web.TCPSite(runner, settings.serve.host, settings.serve.port)
+                    await site.start()
+                    port = int(runner.addresses[0][1])
+                    log.info("extender at http://%s:%d", settings.serve.host, port)
+                    if ready_file is not None:
+                        ready = {"pid": os.getpid(), "port": port}
+                        write_atomic(ready_file, json.dumps(ready).encode())
+                    await member.run(stop)
+                finally:
+                    await runner.cleanup()
+        finally:
+            journal.close()

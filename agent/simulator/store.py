@@ -6,6 +6,7 @@ and a slow reader costs nothing but the history that it may fall out of.
 """
 
 import asyncio
+import contextlib
 from bisect import bisect_right
 from itertools import islice
 from typing import Any, NamedTuple
@@ -73,10 +74,10 @@ class Store:
 
     async def wait(self, timeout: float) -> None:
         """Return after the next change, at :meth:`close`, or after ``timeout`` wall seconds."""
-        try:
-            await asyncio.wait_for(self._changed.wait(), timeout)
-        except TimeoutError:
-            return
+        changed = self._changed  # taken before the first await, so that no change is missed
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(timeout):
+                await changed.wait()
 
     def next_version(self) -> int:
         """Number a change and wake the waiting."""

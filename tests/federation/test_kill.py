@@ -11,6 +11,7 @@ import httpx
 import numpy as np
 import pytest
 
+from agent.uploads import read_state
 from common import link_pb2 as pb
 from common.codec import decode_arrays
 from common.features import FEATURES_VERSION
@@ -36,7 +37,7 @@ def environment(port: int) -> dict[str, str]:
 
 
 @pytest.fixture
-def hub_process(tmp_path, closing):
+def hub_process(tmp_path):
     """Start ``coordinator serve`` in the test's state directory; killed by its pid at the end."""
     running: list[subprocess.Popen[bytes]] = []
 
@@ -112,9 +113,10 @@ def test_killed_hub_resumes_at_the_next_round_from_its_checkpoint(tmp_path, hub_
     raw.send(update=update(raw.train(), change=0.02, pods=15))
     before = raw.train()
     assert before.round == 2
-    # Round 2 is open and one of its two updates may be on the way: now the hub dies.
     until(lambda: ("global", 2) in learner.kinds, "the learner was asked again")
     learner.step(pods=7)
+    until(lambda: read_state(tmp_path / "alpha", 0).round == 2, "it uploads")
+    # Round 2 is open and one of its two updates is on the way: now the hub dies.
     process.send_signal(signal.SIGKILL)
     process.wait()
     assert raw.ended.wait(20)

@@ -8,6 +8,7 @@ import re
 import signal
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -193,6 +194,7 @@ async def test_a_watch_that_falls_out_of_the_history_ends_with_gone() -> None:
     async with cluster_at(settings(history=16)) as running:
         _, listed = await running.get(NODES)
         nodes, seen = running.cluster.nodes, []
+        nodes.put("k80-0", nodes.objects["k80-0"])
         async for event in running.watch(
             NODES, resourceVersion=listed["metadata"]["resourceVersion"]
         ):
@@ -200,7 +202,6 @@ async def test_a_watch_that_falls_out_of_the_history_ends_with_gone() -> None:
             if len(seen) == 1:
                 for _ in range(64):  # no await: the watcher cannot keep up
                     nodes.put("k80-0", nodes.objects["k80-0"])
-        # The first event must come for the loop to begin.
         assert seen[-1]["type"] == "ERROR"
         assert seen[-1]["object"]["code"] == 410
 
@@ -264,14 +265,14 @@ async def test_the_agent_reads_nodes_and_pods_as_the_engine_has_them() -> None:
         await until_over(running)
         cluster, view = running.cluster, running.cluster.sim.cluster
         for row, name in enumerate(("k80-0", "p100-0", "v100-0")):
-            node = objects.read_node(cluster.nodes.body(name))
+            node = objects.node(cluster.nodes.body(name))
             assert [node.cpu, node.memory, node.gpus] == view.capacity[row].tolist()
             assert (node.gpu_memory, node.ready) == (view.gpu_memory[row], True)
             assert node.gpu_model == list(manifest.GPU_PRODUCTS.values())[row]
         speeds = load_speeds()
         assert (view.request[:, 3] > 0).any()
         for slot, job in enumerate(cluster.jobs):
-            pod = objects.read_pod(cluster.pods.body(f"default/{job}"))
+            pod = objects.pod(cluster.pods.body(f"default/{job}"))
             expected = view.request[slot]
             held = [pod.cpu, pod.memory, pod.gpus, pod.gpu_share, pod.gpu_memory]
             assert held == pytest.approx(expected, rel=1e-5, abs=1e-9)
@@ -279,7 +280,7 @@ async def test_the_agent_reads_nodes_and_pods_as_the_engine_has_them() -> None:
             assert pod.job_type == manifest.label_value(name)
             stamp = (pod.created, pod.finished)
             times = (view.arrival[slot], cluster.sim.finished[slot])
-            base = objects.read_pod(cluster.pods.body("default/job-00000")).created
+            base = objects.pod(cluster.pods.body("default/job-00000")).created
             assert [moment - base for moment in stamp] == pytest.approx(times, abs=1e-3)
 
 
@@ -291,7 +292,7 @@ async def test_a_running_pod_reports_its_true_speed_with_a_little_noise() -> Non
             await until_over(running)
             speeds, view = load_speeds(), running.cluster.sim.cluster
             for slot, row in enumerate(running.cluster.result(interrupted=False)["job_rows"]):
-                pod = objects.read_pod(running.cluster.pods.body(f"default/{row['name']}"))
+                pod = objects.pod(running.cluster.pods.body(f"default/{row['name']}"))
                 gpu_type = speeds.gpu_types.index(row["node"].split("-")[0])
                 ratios.append(pod.steps_per_second / speeds.speed[view.kind[slot], gpu_type])
     assert ratios[:60] == pytest.approx([1.0] * 60, rel=1e-5)
@@ -317,7 +318,7 @@ async def test_node_metrics_are_quantities_of_what_runs() -> None:
                 break
         status, metrics = await running.get("/apis/metrics.k8s.io/v1beta1/nodes")
         assert (status, metrics["kind"]) == (200, "NodeMetricsList")
-        use = dict((n, u) for n, *u in map(objects.node_usage, map(_json, metrics["items"])))
+        use = {n: u for n, *u in map(objects.node_usage, map(_json, metrics["items"]))}
         assert sorted(use) == ["k80-0", "p100-0", "v100-0"]
         idle = min(cpu for cpu, _ in use.values())
         assert 0.0 < idle <= use[busy][0] <= 64.0
@@ -339,7 +340,7 @@ async def test_an_oom_kill_fails_the_pod_and_its_job_makes_another() -> None:
     assert len({pod["metadata"]["uid"] for pod in pods}) == 3
     assert len({pod["metadata"]["ownerReferences"][0]["uid"] for pod in pods}) == 1
     for pod in pods:
-        record = objects.read_pod(_json(pod))
+        record = objects.pod(_json(pod))
         assert (record.phase, record.reason) == ("Failed", "OOMKilled")
         ended = pod["status"]["containerStatuses"][0]["state"]["terminated"]
         assert (ended["reason"], ended["exitCode"]) == ("OOMKilled", 137)
@@ -539,7 +540,7 @@ async def test_a_paced_cluster_keeps_the_set_pace() -> None:
     await asyncio.gather(task, return_exceptions=True)
     assert cluster.sim.cluster.clock[0] == 1200.0
     # Its API server's time is the wall clock's: the first job came at the start.
-    pod = objects.read_pod(cluster.pods.body("default/job-00000"))
+    pod = objects.pod(cluster.pods.body("default/job-00000"))
     assert pod.created == pytest.approx(1_000_050.0)
     assert pod.started == pytest.approx(1_000_052.0)
 
@@ -575,6 +576,7 @@ def test_the_process_writes_its_result_when_it_is_told_to_stop(tmp_path: Path) -
     try:
         while not ready.exists():
             assert process.poll() is None, os.read(read, 10_000)
+            time.sleep(0.02)
         told = json.loads(ready.read_text())
         assert told["pid"] == process.pid
         process.send_signal(signal.SIGTERM)

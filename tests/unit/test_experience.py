@@ -7,55 +7,14 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.journal import Decision, Journal, PodEvent, Progress, Record, segments
+from agent.journal import Decision, Journal, Progress, Record, segments
 from agent.learning.experience import Taken, take
 from agent.learning.reward import RewardWeights
 from agent.learning.store import Store
 from common.features import FEATURE_COUNT
+from tests.unit.journals import decision, event, no_samples, placed
 
 JOBS_ONLY = RewardWeights(alpha=0.0, beta=0.0, gamma=0.0, delta=1.0)
-
-
-def decision(
-    number: int,
-    pod: str = "",
-    nodes: tuple[str, ...] = ("n0", "n1"),
-    *,
-    action: int = 0,
-    session: str = "s1",
-    temperature: float = 0.5,
-    policy: str = "",
-    log_prob: float = -0.25,
-) -> Decision:
-    """Decision ``number`` at 10 s each: one pod on ``nodes`` (rule scores 0, −1, −2 …), or wait."""
-    count = len(nodes) + 1
-    pods = [pod or "other"] * len(nodes) + [""]
-    return Decision(
-        id=f"d{number}",
-        session=session,
-        time=10.0 * number,
-        verb="queue",
-        policy=policy,
-        pods=pods,
-        nodes=[*nodes, ""],
-        features=np.full((count, FEATURE_COUNT), number, np.float32).tobytes(),
-        rule_scores=(-np.arange(count, dtype=np.float32)).tobytes(),
-        action=action if pod else count - 1,
-        log_prob=log_prob,
-        temperature=temperature,
-        pending=3,
-        running=2,
-        job_seconds=50.0 * number,
-        imbalance_seconds=1.0 * number,
-    )
-
-
-def event(uid: str, kind: str, time: float, node: str = "", run: float = 0.0) -> PodEvent:
-    return PodEvent(uid=uid, kind=kind, time=time, node=node, run_seconds=run)
-
-
-def no_samples(_: Progress) -> None:
-    return None
 
 
 class Member:
@@ -85,10 +44,6 @@ class Member:
 @pytest.fixture
 def member(tmp_path: Path) -> Member:
     return Member(tmp_path)
-
-
-def placed(uid: str, node: str, time: float, end: str = "finished") -> tuple[PodEvent, PodEvent]:
-    return event(uid, "bound", time, node), event(uid, end, time + 1, node, run=1.0)
 
 
 def fates(taken: Taken) -> list[str]:

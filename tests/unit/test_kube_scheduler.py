@@ -348,7 +348,7 @@ async def test_the_extender_filters_after_the_plugins() -> None:
         return web.json_response({"NodeNames": ["c"], "FailedNodes": {"b": "too warm"}})
 
     async with serving(reply, verb="filter") as url:
-        settings = {"filter_verb": "filter", "prioritize_verb": ""}
+        settings: dict[str, Any] = {"filter_verb": "filter", "prioritize_verb": ""}
         row, extender, _ = await placed(url, small_view(cpu=(0.5, 10.0, 10.0)), **settings)
     assert row == 2
     assert seen == [["b", "c"]]
@@ -373,7 +373,7 @@ async def test_a_pod_whose_nodes_the_extender_refuses_is_unschedulable_with_reas
 )
 async def test_a_failed_filter_fails_the_attempt_unless_ignorable(body: str, kind: str) -> None:
     async with serving(text(body), verb="filter") as url:
-        settings = {"filter_verb": "filter", "prioritize_verb": ""}
+        settings: dict[str, Any] = {"filter_verb": "filter", "prioritize_verb": ""}
         row, extender, bench = await placed(url, **settings)
         assert row is None
         assert extender.failures == {kind: 1}

@@ -158,7 +158,7 @@ def test_sharing_costs_own_slow_down_and_the_neighbours_delay() -> None:
     add_pod(view, 1, gpus=0.0, share=0.5, run_time=1000.0)
     effects = new_effects(2)
     predict_effects(view, observe(view), 1, effects)
-    assert effects.run_time == pytest.approx([2000.0, 1000.0])
+    assert np.exp(effects.log_time) == pytest.approx([2000.0, 1000.0])
     # The neighbour has 100 s left, all of it beside the newcomer, at half speed.
     assert effects.delay == pytest.approx([50.0, 0.0])
     assert chosen(view, "djct") == (1, 1)

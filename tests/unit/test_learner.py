@@ -1,0 +1,472 @@
+"""The learner: every decision learned from exactly once, whatever kills it; adopts at rounds' ends."""
+
+import json
+import os
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from agent.cluster import nodes_file, speeds_file
+from agent.federation import SharedPolicy
+from agent.journal import Decision, Journal, Record, segments
+from agent.learning.learn import LockedError, run, sole_learner
+from agent.learning.learner import OnlineLearner
+from agent.learning.store import Store
+from agent.settings import LearnSettings, Settings
+from common.features import FEATURE_COUNT
+from common.metrics import DECLARED
+from common.policy import initial_arrays
+from common.speeds import SpeedRow
+from common.weights import Arrays, apply, like, load
+from tests.unit.journals import NODES, decision, life_of_pods, placed
+
+FAST: dict[str, Any] = {
+    "batch": 16,
+    "min_batch": 4,
+    "poll_seconds": 0.01,
+    "outcome_wait": 1e6,
+    "gate_rounds": 1000,
+    "gate_windows": 2,
+    "gate_jobs": 20,
+}
+
+
+class Member:
+    """A state directory with a journal to write and a learner to step."""
+
+    def __init__(self, state: Path, **learn: Any) -> None:
+        self.settings = Settings(state=state, learn=LearnSettings(**{**FAST, **learn}))
+        self.journal = Journal(self.settings.journal_dir)
+        self.now = 0.0
+        self.open()
+
+    def open(self) -> None:
+        self.store = Store(self.settings.state / "experience.sqlite")
+        self.learner = OnlineLearner(
+            self.settings, self.store, journal=self.settings.journal_dir, clock=lambda: self.now
+        )
+
+    def reopen(self) -> None:
+        self.store.close()
+        self.open()
+
+    def write(self, *records: Record) -> None:
+        for record in records:
+            self.journal.append(record)
+
+    def waits(self, first: int, count: int) -> None:
+        """Decisions to wait: ``count`` of them, all but the last ready at once."""
+        self.write(*(varied(decision(first + n)) for n in range(count)))
+
+
+def varied(made: Decision) -> Decision:
+    """The decision with features that tell candidates apart."""
+    number = int(made.id[1:])
+    features = np.random.default_rng(number).normal(size=(len(made.pods), FEATURE_COUNT))
+    fields = {name: getattr(made, name) for name in made.__struct_fields__}
+    return Decision(**{**fields, "features": features.astype(np.float32).tobytes()})
+
+
+@pytest.fixture
+def build(tmp_path: Path) -> Iterator[Callable[..., Member]]:
+    made: list[Member] = []
+
+    def make(name: str = "state", **learn: Any) -> Member:
+        made.append(Member(tmp_path / name, **learn))
+        return made[-1]
+
+    yield make
+    for member in made:
+        member.store.close()
+        member.journal.close()
+
+
+def same(left: Arrays, right: Arrays) -> bool:
+    return all(np.array_equal(left[name], right[name]) for name in left)
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "dqn"])
+def test_a_round_learns_commits_and_tells(build: Callable[..., Member], algorithm: str) -> None:
+    options = {"warm_up": 4, "minibatch": 4} if algorithm == "dqn" else {}
+    member = build(algorithm=algorithm, options=options)
+    member.waits(1, 4)
+    assert not member.learner.round()  # three are ready, four are wanted
+    member.waits(5, 4)
+    assert member.learner.round()
+    assert member.store.fates()["learned"] == 7
+    assert not same(member.learner.arrays(), initial_arrays())
+    status = json.loads((member.settings.state / "learn-status.json").read_text())
+    assert status["learning_rounds"] == 1
+    assert status["fates"]["learned"] == 7
+    assert status["open"] == 1
+    local = member.learner.handover.local()
+    assert local.learning_rounds == 1
+    assert local.metrics["reward"] < 0.0
+    assert {"loss", "entropy", "experiences", "scheduled_pods"} <= local.metrics.keys() & DECLARED
+
+
+def test_few_decisions_are_learned_from_after_a_while(build: Callable[..., Member]) -> None:
+    member = build(idle_seconds=60.0)
+    member.waits(1, 3)
+    assert not member.learner.round()
+    member.now = 61.0
+    assert member.learner.round()
+    assert member.store.fates()["learned"] == 2
+
+
+def test_a_restart_goes_on_where_the_last_round_was_committed(
+    build: Callable[..., Member],
+) -> None:
+    through, restarted = build("through"), build("restarted")
+    for first in (1, 17, 33):
+        for member in (through, restarted):
+            member.waits(first, 16)
+            assert member.learner.round()
+        restarted.reopen()
+    assert restarted.learner.learning_rounds == 3
+    assert same(through.learner.arrays(), restarted.learner.arrays())
+    assert restarted.store.fates() == through.store.fates()
+
+
+def test_a_batch_that_cannot_be_learned_from_is_set_aside(build: Callable[..., Member]) -> None:
+    member = build()
+    member.waits(1, 4)
+    bad = decision(5)
+    fields = {name: getattr(bad, name) for name in bad.__struct_fields__}
+    huge = np.full((len(bad.pods), FEATURE_COUNT), 3e38, np.float32)
+    member.write(Decision(**{**fields, "features": huge.tobytes()}), decision(6))
+    before = member.learner.arrays()
+    assert member.learner.round()
+    assert member.store.fates()["invalid"] == 5
+    assert same(member.learner.arrays(), before)
+    member.waits(7, 5)
+    assert member.learner.round()
+    assert member.store.fates()["learned"] == 5
+
+
+def test_scheduled_pods_count_what_was_bound_after_a_decision(
+    build: Callable[..., Member],
+) -> None:
+    member = build()
+    member.write(decision(1, "a"), *placed("a", "n0", 11), decision(2), decision(3, "b"))
+    member.write(*placed("b", "elsewhere", 31), decision(4), decision(5), decision(6))
+    member.learner.round()
+    assert member.learner.handover.local().scheduled_pods == 2
+
+
+def test_a_passed_candidate_goes_live_and_its_file_is_mended(
+    build: Callable[..., Member],
+) -> None:
+    member = build(gate_rounds=1, options={"learning_rate": 1e-9})
+    nodes_file.write(member.settings.nodes_file, NODES)
+    member.write(*life_of_pods(40))
+    member.waits(1, 8)
+    assert member.learner.round()
+    path = member.settings.policy_file
+    version = load(path)[1]["version"]
+    assert version == member.learner.live.version
+    path.unlink()
+    member.reopen()
+    assert load(path)[1]["version"] == version
+
+
+def test_nothing_goes_live_unjudged(build: Callable[..., Member]) -> None:
+    member = build(gate_rounds=1)  # no nodes are known
+    member.waits(1, 8)
+    assert member.learner.round()
+    assert not member.settings.policy_file.exists()
+
+
+def test_rollouts_teach_a_quiet_cluster(build: Callable[..., Member]) -> None:
+    member = build(rollouts=2, rollout_decisions=64, idle_seconds=5.0)
+    nodes_file.write(member.settings.nodes_file, NODES)
+    member.write(*life_of_pods(40))
+    assert not member.learner.round()
+    member.now = 6.0
+    assert member.learner.round()
+    assert member.learner.learning_rounds == 1
+    assert not same(member.learner.arrays(), initial_arrays())
+    assert member.store.fates()["learned"] == 0
+
+
+def test_speeds_reach_the_decision_path(build: Callable[..., Member]) -> None:
+    member = build()
+    nodes_file.write(member.settings.nodes_file, NODES)
+    member.write(*life_of_pods(40))
+    member.learner.round()
+    speeds = speeds_file.read(member.settings.speeds_file)
+    assert speeds.gpu_models == ["k80", "p100", "v100"]
+    assert len(speeds.kinds) > 10
+    assert np.mean([kind.slowdown[0] for kind in speeds.kinds]) > 0.8
+
+
+# ---- the hub's policies ----
+
+
+def offer(member: Member, policy: SharedPolicy) -> bool:
+    """Offer a policy as the link's thread does while the learner does one round."""
+    answers: list[bool] = []
+    link = threading.Thread(target=lambda: answers.append(member.learner.handover.adopt(policy)))
+    link.start()
+    assert member.learner.handover.offered.wait(10.0)
+    member.learner.round()
+    link.join(10.0)
+    (answer,) = answers
+    return answer
+
+
+def shifted(arrays: Arrays, by: float) -> Arrays:
+    return apply(arrays, like(arrays, by))
+
+
+def test_a_fresh_learner_starts_from_the_shared_policy(build: Callable[..., Member]) -> None:
+    member = build()
+    shared = shifted(initial_arrays(), 0.25)
+    assert offer(member, SharedPolicy("global", shared, 1, 0.5))
+    assert same(member.learner.arrays(), shared)
+    assert member.learner.algorithm.proximal.mu == 0.5
+    member.reopen()  # the answer meant that it is on disk
+    assert same(member.learner.arrays(), shared)
+    assert member.learner.algorithm.proximal.mu == 0.5
+
+
+def test_later_shared_policies_are_anchors_only(build: Callable[..., Member]) -> None:
+    member = build()
+    member.waits(1, 8)
+    member.learner.round()
+    own = member.learner.arrays()
+    assert offer(member, SharedPolicy("global", shifted(own, 1.0), 2, 0.1))
+    assert same(member.learner.arrays(), own)
+
+
+def test_a_personalised_policy_keeps_what_was_learned_since_the_upload(
+    build: Callable[..., Member],
+) -> None:
+    member = build()
+    at_upload = member.learner.arrays()
+    member.waits(1, 8)
+    member.learner.round()
+    learned = member.learner.arrays()
+    pushed = shifted(at_upload, 0.5)
+    assert offer(member, SharedPolicy("personalised", pushed, 1, 0.0, at_upload=at_upload))
+    got = member.learner.arrays()
+    for name, array in got.items():
+        expected = pushed[name] + (learned[name] - at_upload[name])
+        assert array == pytest.approx(expected, abs=1e-6)
+
+
+def test_a_policy_that_does_not_fit_is_kept_out(build: Callable[..., Member]) -> None:
+    member = build()
+    own = member.learner.arrays()
+    broken = {**own, "correction.bias": np.array([np.nan], np.float32)}
+    assert not offer(member, SharedPolicy("personalised", broken, 1, 0.0))
+    assert same(member.learner.arrays(), own)
+
+
+def test_offers_to_a_stopping_learner_are_refused(build: Callable[..., Member]) -> None:
+    member = build()
+    member.learner.handover.close()
+    assert not member.learner.handover.adopt(SharedPolicy("global", initial_arrays(), 1, 0.0))
+
+
+def test_peers_speeds_survive_a_restart(build: Callable[..., Member]) -> None:
+    member = build()
+    member.learner.handover.adopt_speeds({7: SpeedRow(3.0, 1.5, 0.75)}, 4)
+    member.learner.round()
+    member.reopen()
+    assert member.learner.speeds.members == 4
+    assert member.learner.speeds.peers == {7: (3.0, 1.5, 0.75)}
+    assert 7 not in member.learner.handover.local().speeds  # its own observations alone
+
+
+# ---- the process ----
+
+SCRIPT = """
+import logging, sys
+from pathlib import Path
+from agent.learning.learn import run
+from agent.settings import load
+logging.basicConfig(level=logging.INFO)
+run(load(Path(sys.argv[1])), ready_file=Path(sys.argv[2]))
+"""
+
+
+class Process:
+    """``agent learn`` as a process of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = folder / "agent.yaml"
+        self.config.write_text(json.dumps({"state": str(folder / "state"), "learn": FAST}))
+        self.ready = folder / "ready.json"
+
+    def start(self) -> None:
+        self.ready.unlink(missing_ok=True)
+        self.log = (self.folder / "learn.log").open("ab")
+        self.child = subprocess.Popen(
+            [sys.executable, "-c", SCRIPT, str(self.config), str(self.ready)],
+            stdout=self.log,
+            stderr=self.log,
+            env={**os.environ, "OMP_NUM_THREADS": "1"},
+        )
+
+    def wait_ready(self) -> None:
+        until(self.ready.exists, self)
+        assert json.loads(self.ready.read_text())["pid"] == self.child.pid
+
+    def end(self, number: signal.Signals) -> int:
+        if self.child.poll() is None:
+            self.child.send_signal(number)
+        code = self.child.wait(30)
+        self.log.close()
+        return code
+
+
+def until(condition: Callable[[], bool], process: Process, seconds: float = 60.0) -> None:
+    deadline = time.monotonic() + seconds
+    while not condition():
+        log = (process.folder / "learn.log").read_text()
+        assert process.child.poll() is None, f"the learner ended by itself:\n{log}"
+        assert time.monotonic() < deadline, f"not within {seconds} s:\n{log}"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def process(tmp_path: Path) -> Iterator[Process]:
+    made = Process(tmp_path)
+    try:
+        yield made
+    finally:
+        if hasattr(made, "child") and made.child.poll() is None:
+            os.kill(made.child.pid, signal.SIGKILL)
+            made.child.wait(30)
+
+
+def test_kill_9_at_any_moment_neither_loses_nor_repeats_a_decision(process: Process) -> None:
+    journal = Journal(process.folder / "state" / "journal")
+    rng = random.Random(4)
+    status = process.folder / "state" / "learn-status.json"
+    written, closed = 0, threading.Event()
+
+    def write() -> None:
+        """Sixty decisions a second or so, every third one placing a pod."""
+        nonlocal written
+        while not closed.wait(0.015):
+            written += 1
+            pod = f"pod-{written}" if written % 3 == 0 else ""
+            journal.append(varied(decision(written, pod)))
+            if pod:
+                for record in placed(pod, "n0", 10.0 * written + 1):
+                    journal.append(record)
+
+    writer = threading.Thread(target=write)
+    writer.start()
+    try:
+        for _ in range(4):
+            process.start()
+            process.wait_ready()
+            time.sleep(rng.uniform(0.05, 0.6))  # the moment of the kill is what is drawn
+            assert process.end(signal.SIGKILL) == -signal.SIGKILL
+    finally:
+        closed.set()
+        writer.join()
+    journal.append(decision(written + 1))  # the one that all others are followed by
+    process.start()
+
+    def done() -> bool:
+        # All but the last few, which make no batch of their own.
+        return status.exists() and json.loads(status.read_text())["open"] <= FAST["min_batch"]
+
+    process.wait_ready()
+    until(done, process)
+    assert process.end(signal.SIGTERM) == 0
+    store = Store(process.folder / "state" / "experience.sqlite")
+    try:
+        fates, left = store.fates(), store.open_count()
+        assert store.counter("decisions") == written + 1
+        assert fates["learned"] + left == written + 1
+        assert sum(fates.values()) == fates["learned"]
+        saved = OnlineLearner(
+            Settings(state=process.folder / "state", learn=LearnSettings(**FAST)),
+            store,
+            journal=journal.folder,
+        )
+        # Each round's decisions and the learner that learned from them are of one transaction.
+        assert saved.algorithm.updates == saved.learning_rounds > 0
+        assert (
+            store.counter("scheduled")
+            == store._db.execute(
+                "SELECT COUNT(*) FROM decisions WHERE fate = 'learned' AND uid <> ''"
+            ).fetchone()[0]
+        )
+    finally:
+        store.close()
+        journal.close()
+
+
+def test_sigterm_finishes_cleanly_and_a_second_learner_is_refused(process: Process) -> None:
+    process.start()
+    process.wait_ready()
+    state = process.folder / "state"
+    with (
+        pytest.raises(LockedError, match=f"pid {process.child.pid}.*--journal"),
+        sole_learner(state),
+    ):
+        pass
+    assert process.end(signal.SIGTERM) == 0
+    with sole_learner(state):  # the lock went with the process
+        pass
+
+
+def test_a_second_state_directory_may_learn_from_the_same_journal(tmp_path: Path) -> None:
+    owner = Journal(tmp_path / "owner" / "journal")
+    for number in range(1, 9):
+        owner.append(varied(decision(number)))
+        if number % 3 == 0:
+            owner.close()
+            owner = Journal(owner.folder)
+    owner.close()
+    before = len(segments(owner.folder))
+    settings = Settings(
+        state=tmp_path / "reader", learn=LearnSettings(**{**FAST, "keep_segments": 0})
+    )
+    stop = threading.Event()
+    reader = threading.Thread(
+        target=run, args=(settings,), kwargs={"journal": owner.folder, "stop": stop}
+    )
+    reader.start()
+    try:
+        status = settings.state / "learn-status.json"
+        deadline = time.monotonic() + 30
+        while not status.exists() or json.loads(status.read_text())["learning_rounds"] < 1:
+            assert time.monotonic() < deadline
+            assert reader.is_alive()
+            time.sleep(0.02)
+    finally:
+        stop.set()
+        reader.join(30)
+    assert len(segments(owner.folder)) == before
+
+
+def test_the_owner_deletes_what_it_has_consumed(build: Callable[..., Member]) -> None:
+    member = build(keep_segments=1)
+    for first in (1, 9, 17):
+        member.waits(first, 8)
+        member.journal.close()
+        member.journal = Journal(member.journal.folder)
+    member.learner.round()
+    assert len(segments(member.journal.folder)) == 2
+
+
+def test_an_unknown_option_is_named(build: Callable[..., Member]) -> None:
+    with pytest.raises(ValueError, match=r"no option 'clipp'.*gae_lambda"):
+        build(options={"clipp": 0.1})
