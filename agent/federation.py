@@ -169,6 +169,9 @@ class Member:
         self._thread = threading.Thread(target=self.run, name="federation", daemon=True)
         self._task: _Task | None = None
         self._state = UploadState()
+        self._reference: Arrays | None = None
+        """The local policy that drift is measured from: at the last upload, or as adopted since.
+        Not the shared policy: a member may differ from that for good."""
         self._last_upload = self._last_status = 0.0
         self.connected = False
         """Whether the hub has answered on the present stream."""
@@ -290,6 +293,8 @@ class Member:
                 "personalised", arrays, message.round, message.proximal_mu, at_upload=at_upload
             )
         )
+        if adopted:
+            self._reference = self._learner.local().arrays
         # After the learner: a crash between the two repeats no pod, for the hub has counted them;
         # it loses what one quantisation lost.
         self._state.settle(message.accepted_pods, adopted)
@@ -308,12 +313,19 @@ class Member:
             answers.append(pb.MemberMessage(status=pb.Status(metrics=allowed(local.metrics))))
         if self._task is not None and self._is_due(self._task, local, now):
             task, self._task = self._task, None
+            # Also when there turns out to be nothing to send: else the next round would get the
+            # same answer at once, and so on without end.
             self._last_upload = now
+            self._state.learning_rounds = local.learning_rounds
+            self._reference = copy(local.arrays)
             answers.append(self._upload(task, local))
         return answers
 
     def _is_due(self, task: _Task, local: LocalState, now: float) -> bool:
-        drift = norm(delta(local.arrays, task.base)) / max(norm(task.base), 1e-12)
+        reference = task.base if self._reference is None else self._reference
+        drift = norm(delta(local.arrays, reference)) / max(norm(task.base), 1e-12)
+        if local.learning_rounds < self._state.learning_rounds:
+            self._state.learning_rounds = 0  # the learner began to count anew
         learned = local.learning_rounds - self._state.learning_rounds
         # A drift that is not a number is due as well: the answer then says what is wrong.
         strange = not np.isfinite(drift)
@@ -336,7 +348,6 @@ class Member:
         except SpeedRowError as error:
             log.error("the speed table is left out of the upload: %s", error)
             speeds = {}
-        self._state.learning_rounds = local.learning_rounds
         self._state.round = task.round
         self._state.upload, self._state.pending = copy(local.arrays), pending
         write_state(self._state_dir, self._state)

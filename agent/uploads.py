@@ -26,7 +26,7 @@ class UploadPolicy:
     seconds: float = 3600.0
     """Time."""
     drift: float = 0.25
-    """Distance of the local policy from the shared one, relative to the latter's norm."""
+    """How far the local policy moved, relative to the norm of the shared one."""
 
     def due(self, learning_rounds: int, seconds: float, drift: float) -> bool:
         """Whether an upload is due after so much learning, time and drift."""

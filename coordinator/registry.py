@@ -137,14 +137,20 @@ class Registry(Reader):
         with self._session.begin() as session:
             session.execute(update(MemberRow).values(connected=False))
 
-    def traffic(self, name: str, bytes_in: int, bytes_out: int) -> None:
-        """Add to a member's byte counts; it was seen now."""
-        self._change(
-            name,
-            last_seen=self._clock(),
-            bytes_in=MemberRow.bytes_in + bytes_in,
-            bytes_out=MemberRow.bytes_out + bytes_out,
-        )
+    def traffic(self, counts: Mapping[str, tuple[int, int]]) -> None:
+        """Add bytes (received, sent) to the members' counts; they were seen now."""
+        now = self._clock()
+        with self._session.begin() as session:
+            for name, (received, sent) in sorted(counts.items()):
+                session.execute(
+                    update(MemberRow)
+                    .where(MemberRow.name == name)
+                    .values(
+                        last_seen=now,
+                        bytes_in=MemberRow.bytes_in + received,
+                        bytes_out=MemberRow.bytes_out + sent,
+                    )
+                )
 
     def _change(self, name: str, **values: Any) -> None:
         with self._session.begin() as session:

@@ -45,6 +45,7 @@ log = logging.getLogger(__name__)
 POLL_SECONDS = 0.05
 MAX_INVITATIONS = 5
 """How often a member whose session breaks before it answers is asked within one round."""
+MAX_IDLE_PAUSE = 60.0
 
 
 class CheckpointError(RuntimeError):
@@ -111,6 +112,7 @@ class RoundLoop:
             max_examples=settings.max_examples,
         )
         self._counted_traffic = (0, 0)
+        self._idle_pause = 0.0
         self._pushed: list[str] = []
         """Ids of the personalised policies of the last round."""
         self.policy = self._restore(initial)
@@ -144,7 +146,7 @@ class RoundLoop:
             if number is not None and number == self._settings.max_rounds:
                 log.info("round %d was the last (max_rounds)", number)
                 return
-            stop.wait(self._settings.round_pause)
+            stop.wait(max(self._settings.round_pause, self._idle_pause))
 
     def run_round(self, stop: Event) -> int | None:
         """Run one round; return its number, or None when ``stop`` ended it early."""
@@ -162,6 +164,8 @@ class RoundLoop:
         self._aggregate(current)
         self._checkpoint(current)
         self._personalise(current)
+        idle = min(MAX_IDLE_PAUSE, max(self._settings.idle_pause, 2 * self._idle_pause))
+        self._idle_pause = 0.0 if current.candidates else idle
         return number
 
     # ---- invite and wait ----

@@ -8,7 +8,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterable
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -206,18 +206,20 @@ class SessionServer:
             admitted = await asyncio.to_thread(self._registry.admitted)
             with self._lock:
                 sessions = list(self._sessions.values())
+            await asyncio.to_thread(self._flush, sessions)
             for session in sessions:
-                await asyncio.to_thread(self._flush, session)
                 if admitted.get(session.member) != session.fingerprint:
                     text = f"{session.member} was revoked or got a new certificate"
                     await asyncio.to_thread(self.report, "revoked", text, session.member)
                     session.outbox.put_nowait(None)
 
-    def _flush(self, session: _Session) -> None:
+    def _flush(self, sessions: Iterable[_Session]) -> None:
+        counts: dict[str, tuple[int, int]] = {}
         with self._lock:
-            received, sent = session.bytes_in, session.bytes_out
-            session.bytes_in = session.bytes_out = 0
-        self._registry.traffic(session.member, received, sent)
+            for session in sessions:
+                counts[session.member] = (session.bytes_in, session.bytes_out)
+                session.bytes_in = session.bytes_out = 0
+        self._registry.traffic(counts)
 
     # ---- a session ----
 
@@ -270,7 +272,7 @@ class SessionServer:
                 del self._sessions[session.member]
         assert self._receiver is not None
         self._receiver.left(session.member, session.number)
-        await asyncio.to_thread(self._flush, session)
+        await asyncio.to_thread(self._flush, [session])
         if current:
             await asyncio.to_thread(self._registry.disconnected, session.member)
             log.info("%s disconnected", session.member)

@@ -65,6 +65,9 @@ class CoordinatorSettings(BaseSettings):
     members' own upload interval (an hour)."""
     round_pause: float = Field(default=0.0, ge=0.0)
     """Least seconds between the end of a round and the next."""
+    idle_pause: float = Field(default=1.0, ge=0.0)
+    """Seconds before the next round when a round had no valid update; doubles up to a minute while
+    that goes on, so that members with nothing to say do not keep the hub spinning."""
     max_rounds: int = Field(default=0, ge=0)
     """Stop after this round; 0: go on for ever."""
 

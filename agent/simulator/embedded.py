@@ -118,7 +118,7 @@ class EmbeddedCluster:
     def now(self) -> float:
         """Cluster seconds since the start; where the clock has no pace, the engine's own."""
         reached = float(self.sim.cluster.clock[0])
-        if not self.paced or not self._started.is_set():
+        if not self.paced or not self._started.is_set() or self.over:
             return reached
         passed = (self._wall() - self._anchor) * self.settings.clock_scale
         return max(min(passed, self.settings.until), reached)

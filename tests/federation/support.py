@@ -61,6 +61,7 @@ class Hub:
             "server_names": ["hub.test"],
             "eta": 0.25,
             "strategy": "fedavg",
+            "idle_pause": 0.0,
             **settings,
         }
         self.settings = CoordinatorSettings(**values)

@@ -233,6 +233,59 @@ def test_restarted_hub_goes_on_at_the_next_round_with_the_last_policy(make_hub, 
     assert [r.state for r in hub.registry.rounds()] == ["open", "interrupted", "finished"]
 
 
+def crash(*_arguments, **_options):
+    raise RuntimeError("killed here")
+
+
+@pytest.mark.parametrize(
+    ("method", "counted"), [("finish_round", False), ("accepted_norms", False), ("traffic", True)]
+)
+def test_crash_inside_a_round_leaves_the_last_checkpoint_whole(
+    make_hub, closing, monkeypatch, method, counted
+):
+    """Before the aggregate, between the policy's file and the commit, and before the push."""
+    hub = make_hub()
+    raw = closing(RawMember(hub.bundle("alpha")))
+    raw.send(update=update(raw.train(), change=1.0, pods=10))
+    second = raw.train()
+    loop = hub.coordinator.rounds
+    if counted:
+        monkeypatch.setattr(loop, "_personalise", crash)
+    else:
+        monkeypatch.setattr(hub.registry, method, crash)
+    raw.send(update=update(second, change=1.0, pods=15))
+    with pytest.warns(pytest.PytestUnhandledThreadExceptionWarning):
+        assert hub.coordinator.ended.wait(20)
+        hub.coordinator.stop()
+        import gc
+
+        gc.collect()
+    monkeypatch.undo()
+    hub.start()
+    # The second round took effect, pods and policy, or neither did.
+    expected, pods = ([2.0, 2.0], 15) if counted else ([1.0, 1.0], 10)
+    np.testing.assert_array_equal(hub.policy["layer.bias"], expected)
+    assert hub.registry.pod_counter("alpha") == (5, pods)
+    again = closing(RawMember(hub.bundle("alpha")))
+    train = again.train()
+    assert train.round == 3
+    again.send(update=update(train, change=1.0, pods=20))
+    hub.wait_round(3)
+    assert sum(u.num_examples for u in hub.registry.updates() if u.accepted) == 20
+
+
+def test_members_with_nothing_to_say_do_not_keep_the_hub_spinning(make_hub, closing, tmp_path):
+    hub = make_hub()
+    learner = DummyLearner(pods=0)
+    closing(member(hub.bundle("alpha"), learner, tmp_path / "alpha")).start()
+    until(lambda: learner.anchor is not None, "the learner was asked")
+    learner.step(pods=0)
+    until(lambda: ("global", 2) in learner.kinds, "the next round began")
+    learner.step(pods=0)
+    until(lambda: ("global", 3) in learner.kinds, "the next round began")
+    assert not hub.finished(3)  # nothing is due again until it learns again
+
+
 @pytest.mark.parametrize("keep", [1.0, 0.5])
 def test_members_agree_on_a_policy_over_many_rounds(make_hub, closing, tmp_path, keep):
     hub = make_hub(min_members=2, max_rounds=12, eta=0.0)

@@ -55,7 +55,7 @@ def test_members_pass_through_their_states(registry, clock):
     assert registry.members()[0].state == "never seen"
     registry.connected("alpha", 1, "net", "0.1")
     clock[0] = 1010.0
-    registry.traffic("alpha", 7, 9)
+    registry.traffic({"alpha": (7, 9)})
     (seen,) = registry.members()
     assert (seen.state, seen.last_seen, seen.bytes_in, seen.bytes_out) == (
         "connected",

@@ -1,0 +1,38 @@
+"""Compiles every kernel once, so that no later process on this machine waits for it.
+
+The install step runs ``python -m agent.warm``; everything else works without it, only slower at
+its first start.
+"""
+
+import numpy as np
+
+from agent.scheduling.decision import decide_node, decide_queue, make_policy
+from agent.simulator.engine import advance, copy_simulation, new_simulation
+from agent.simulator.hardware import load_speeds
+from agent.simulator.nodes import node_mix
+from agent.simulator.rollouts import rollout, simulate
+from agent.simulator.traces import read_gavel, trace_file
+from agent.simulator.workloads import window
+from common.policy import initial_arrays
+
+
+def warm() -> None:
+    """Run each entry point of the kernels on a small cluster."""
+    speeds = load_speeds()
+    nodes = node_mix({"v100": 1, "k80": 1})
+    jobs = read_gavel(trace_file("gavel/msr_seed0_103959.csv"))
+    workload = window(jobs, speeds, nodes, load=0.8, start=0, stop=10)
+    greedy, exploring = (
+        make_policy("hrrn-eft", initial_arrays(), temperature=t) for t in (0.0, 0.1)
+    )
+    sim = new_simulation(workload, nodes, speeds)
+    simulate(copy_simulation(sim), greedy)
+    rollout(copy_simulation(sim), exploring, seed=0, decisions=20, mean_run_seconds=3600.0)
+    while not sim.cluster.counts[0]:
+        advance(sim, 1e17)
+    decide_queue(sim.cluster, greedy, np.ones(len(workload), np.bool_))
+    decide_node(sim.cluster, greedy, int(sim.cluster.queue[0, 0]), np.arange(len(nodes)))
+
+
+if __name__ == "__main__":
+    warm()
