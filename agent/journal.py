@@ -6,6 +6,7 @@ out, so a killed process loses nothing that it answered, and no disk is waited f
 framed by its length and CRC-32; a torn last record (a machine that lost power) is passed over.
 """
 
+import errno
 import os
 import struct
 import zlib
@@ -136,7 +137,11 @@ class Journal:
     def append(self, record: Record) -> None:
         """Hand one record to the kernel. Raises OSError where the disk is full or gone."""
         body = _encoder.encode(record)
-        os.write(self._file, _FRAME.pack(len(body), zlib.crc32(body)) + body)
+        frame = _FRAME.pack(len(body), zlib.crc32(body)) + body
+        if os.write(self._file, frame) < len(frame):
+            # A disk that fills up takes a part; left there, it would hide all records behind it.
+            os.ftruncate(self._file, self._size)
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
         self.records += 1
         self._size += len(body) + _FRAME.size
         if self._size >= SEGMENT_BYTES:

@@ -110,7 +110,7 @@ class LearnSettings(_Section):
     """Jobs in each window."""
     gate_tolerance: float = Field(default=0.01, ge=0.0)
     """How much worse than the rule the upper end of the interval may be, as a share."""
-    gate_patience: int = Field(default=5, ge=1)
+    gate_patience: int = Field(default=3, ge=1)
     """Failed comparisons in a row after which learning goes on from the best policy so far."""
     keep_segments: int = Field(default=4, ge=0)
     """Journal segments kept after they were read, for other readers of the journal."""

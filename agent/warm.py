@@ -4,6 +4,8 @@ The install step runs ``python -m agent.warm``; everything else works without it
 its first start.
 """
 
+import math
+
 import numpy as np
 
 from agent.scheduling.decision import decide_node, decide_queue, make_policy
@@ -29,7 +31,7 @@ def warm() -> None:
     simulate(copy_simulation(sim), greedy)
     rollout(copy_simulation(sim), exploring, seed=0, decisions=20, mean_run_seconds=3600.0)
     while not sim.cluster.counts[0]:
-        advance(sim, 1e17)
+        advance(sim, math.inf)
     decide_queue(sim.cluster, greedy, np.ones(len(workload), np.bool_))
     decide_node(sim.cluster, greedy, int(sim.cluster.queue[0, 0]), np.arange(len(nodes)))
 

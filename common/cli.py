@@ -89,3 +89,7 @@ def build(arguments: list[str], points: list[EntryPoint] | None = None) -> typer
 def main() -> None:
     """Run the command line."""
     build(sys.argv[1:])()
+
+
+if __name__ == "__main__":
+    main()

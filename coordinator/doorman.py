@@ -21,10 +21,12 @@ class Doorman:
         self._upstream_port = upstream_port
         self._on_refused = on_refused
         self._server: asyncio.Server | None = None
+        self._stopping = False
         self._remote: dict[int, str] = {}
         """Remote address by the local port of the connection to the server."""
         self._identified: set[int] = set()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._writers: set[asyncio.StreamWriter] = set()
 
     async def start(self, host: str, port: int) -> int:
         """Listen; return the bound port."""
@@ -34,11 +36,12 @@ class Doorman:
 
     async def stop(self) -> None:
         """Close the listener and every connection."""
+        self._stopping = True
         if self._server is not None:
             self._server.close()
         tasks = list(self._tasks)
-        for task in tasks:
-            task.cancel()
+        for writer in list(self._writers):
+            writer.close()
         await asyncio.gather(*tasks, return_exceptions=True)
 
     def identify(self, peer: str) -> str:
@@ -61,12 +64,14 @@ class Doorman:
         port: int = up_writer.get_extra_info("sockname")[1]
         name = writer.get_extra_info("peername")
         self._remote[port] = f"{name[0]}:{name[1]}" if name else "unknown"
+        self._writers |= {writer, up_writer}
         inward = asyncio.create_task(_pump(reader, up_writer))
         outward = asyncio.create_task(_pump(up_reader, writer))
         try:
             await asyncio.wait({inward, outward}, return_when=asyncio.FIRST_COMPLETED)
             # A client that merely knocks (a health check) or hangs up itself was not refused.
-            if outward.done() and not inward.done() and port not in self._identified:
+            ended_here = outward.done() and not inward.done() and not self._stopping
+            if ended_here and port not in self._identified:
                 self._on_refused(self._remote[port])
         finally:
             for pump in (inward, outward):
@@ -74,6 +79,7 @@ class Doorman:
             await asyncio.gather(inward, outward, return_exceptions=True)
             for end in (writer, up_writer):
                 end.close()
+            self._writers -= {writer, up_writer}
             self._remote.pop(port, None)
             self._identified.discard(port)
 

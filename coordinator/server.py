@@ -67,7 +67,7 @@ class Coordinator:
         self._web: uvicorn.Server | None = None
         self._web_thread: threading.Thread | None = None
         self._application = application
-        self.failure: BaseException | None = None
+        self.failure: Exception | None = None
         """What ended the round loop, if it was an error."""
         self.ended = threading.Event()
         """Set when the round loop has ended."""
@@ -103,10 +103,9 @@ class Coordinator:
     def _run_rounds(self) -> None:
         try:
             self.rounds.run(self._stop)
-        except BaseException as error:
+        except Exception as error:
             self.failure = error
             log.exception("the round loop failed")
-            raise
         finally:
             self.ended.set()
 

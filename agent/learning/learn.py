@@ -34,6 +34,10 @@ class LockedError(RuntimeError):
     """Another learner works on the state directory."""
 
 
+class StoreError(RuntimeError):
+    """The experience database failed at work."""
+
+
 @contextmanager
 def sole_learner(state: Path) -> Iterator[None]:
     """Hold the state directory's lock; the kernel releases it even when the process is killed.
@@ -85,16 +89,18 @@ def run(
     Raises:
         LockedError: another learner works on the state directory.
         ValueError: a setting, the bundle or an option is wrong; the message says which.
-        sqlite3.DatabaseError: the database was damaged while open; a restart moves it aside.
+        StoreError: the database failed while open, for want of disk or damaged.
     """
     stop = stop or _stop_on_signals()
     with sole_learner(settings.state):
         store = Store(settings.state / "experience.sqlite")
         try:
             _work(settings, store, journal, ready_file, stop)
-        except sqlite3.OperationalError as error:
-            log.error("the experience cannot be written (%s); is the disk full?", error)
-            raise
+        except sqlite3.DatabaseError as error:
+            raise StoreError(
+                f"the experience in {store.path} failed ({error}); nothing that was committed is "
+                "lost: free some disk and start again, a damaged file is then moved aside"
+            ) from error
         finally:
             store.close()
 

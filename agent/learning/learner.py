@@ -13,7 +13,7 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from agent.cluster import nodes_file, speeds_file
+from agent.cluster import nodes_file
 from agent.cluster.records import Node
 from agent.federation import LocalState
 from agent.learning import promotion
@@ -24,10 +24,11 @@ from agent.learning.experience import Taken, take
 from agent.learning.gate import GateSettings
 from agent.learning.handover import Handover, Offer
 from agent.learning.promotion import Gatekeeper, Live, corrections_of, write_live
+from agent.learning.publish import SpeedsPublisher
 from agent.learning.reward import RewardWeights, RunTimeMean
 from agent.learning.speeds import SpeedModel, sample
 from agent.learning.store import Store
-from agent.learning.twin import Twin, build, gpu_models, known_kinds
+from agent.learning.twin import Twin, build, gpu_models
 from agent.scheduling.decision import make_policy
 from agent.settings import Settings
 from agent.simulator.rollouts import rollout
@@ -38,8 +39,6 @@ from common.weights import Arrays, carry_progress, copy, write_atomic
 log = logging.getLogger(__name__)
 
 STATE_BLOB = "learner"
-KINDS = 200
-"""Kinds of work that the speeds file lists, the most frequent first."""
 
 
 class Saved(msgspec.Struct, frozen=True, kw_only=True):
@@ -48,6 +47,8 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     algorithm: str
     state: bytes
     learning_rounds: int
+    transitions: int
+    """Real decisions learned from; equals the store's count of that fate."""
     live: Live
     shared: bool
     """Whether a policy of the hub was taken up."""
@@ -90,14 +91,13 @@ class OnlineLearner:
             settings.serve.rule, settings.serve.margin, self.learn.gate_patience, gate
         )
         self.speeds = SpeedModel()
-        self.learning_rounds = 0
+        self.learning_rounds = self.transitions = 0
         self.live = Live()
         self.shared = False
         self.metrics: dict[str, float] = {}
         self._restore()
         self._last_round = clock()
-        self._peer_tables = 0
-        self._speeds_written: tuple[object, ...] = ()
+        self._publisher = SpeedsPublisher(settings.speeds_file, store, self.speeds)
         self._twin: Twin | None = None
         self._twin_round = -1
         write_live(settings.policy_file, self.live)
@@ -117,7 +117,6 @@ class OnlineLearner:
             before = self.learning_rounds
             if peers is not None:
                 self.speeds.absorb(*peers)
-                self._peer_tables += 1
             taken = self._ready()
             fates = [] if taken is None else taken.fates
             if taken is not None:
@@ -141,7 +140,7 @@ class OnlineLearner:
         finally:
             self.handover.settle(offer, adopted)
         if ingested or peers is not None or taken is not None:
-            self._write_speeds()
+            self._publisher.publish(gpu_models(self._nodes()))
         if ingested and self.owns_journal:
             self.store.forget_segments(self.journal, keep=self.learn.keep_segments)
         return taken is not None or offer is not None
@@ -178,6 +177,7 @@ class OnlineLearner:
                 continue
             self.metrics = {**self.metrics, **metrics, **taken.metrics}
             self.learning_rounds += 1
+            self.transitions += sum(len(batch) for batch in real)
             return taken.fates
         return [(seq, "invalid" if fate == "learned" else fate) for seq, fate in taken.fates]
 
@@ -285,21 +285,6 @@ class OnlineLearner:
         self.speeds.update(self.store.speed_sums())
         return self.speeds
 
-    def _write_speeds(self) -> None:
-        models = gpu_models(self._nodes()) or self._bound_models()
-        kinds = known_kinds(self.store)[:KINDS]
-        seen = self.store.counter("speed_observations")
-        # Readings come by the second; another prediction is worth a file per 5 % more of them.
-        stamp = (tuple(models), tuple(kinds), int(np.log1p(seen) * 20), self._peer_tables)
-        if stamp == self._speeds_written or not (models or kinds):
-            return
-        speeds_file.write(self.settings.speeds_file, self.speeds_now().file(kinds, models))
-        self._speeds_written = stamp
-
-    def _bound_models(self) -> list[str]:
-        bound = self.store.latest_events("bound", 500)
-        return sorted({event.gpu_model for event in bound if event.gpu_model})
-
     # ---- state ----
 
     def _restore(self) -> None:
@@ -307,7 +292,8 @@ class OnlineLearner:
         if content is None:
             return
         saved = msgspec.msgpack.decode(content, type=Saved)
-        self.learning_rounds, self.live = saved.learning_rounds, saved.live
+        self.learning_rounds, self.transitions = saved.learning_rounds, saved.transitions
+        self.live = saved.live
         self.shared, self.metrics = saved.shared, saved.metrics
         peers: SpeedTable = {key: SpeedRow(*row) for key, *row in saved.peers}
         self.speeds.absorb(peers, saved.members)
@@ -328,6 +314,7 @@ class OnlineLearner:
                 algorithm=self.learn.algorithm,
                 state=self.algorithm.state(),
                 learning_rounds=self.learning_rounds,
+                transitions=self.transitions,
                 live=self.live,
                 shared=self.shared,
                 peers=[(key, *row) for key, row in self.speeds.peers.items()],

@@ -280,7 +280,8 @@ def survey_queue(
     """Which pending pod goes now, and where: the rule's choice and its alternatives.
 
     Candidates are, of each kind of pod, the one that the rule would take first, on the cheapest
-    node of each GPU type with room; and waiting, always the last row.
+    node of each GPU type with room; and waiting, the last row, unless no pod runs: only the end
+    of a running pod could make the waiting worth while.
 
     Args:
         eligible: [P] which pending pods may be started by this decision.
@@ -358,6 +359,10 @@ def survey_queue(
         return -1, -1, 0, -1
     if rows == 0:
         return pod_choice, node_choice, 0, -1
+    if rule_row >= 0:
+        out.rule_scores[rule_row] = 0.0
+        if view.counts[RUNNING] == 0:  # nothing would end the waiting
+            return pod_choice, node_choice, rows, rule_row
     first = queue.order[0]
     out.features[rows] = cluster
     _describe_pod(view, context, queue, first, 0.0, 0.0, out.features[rows])
@@ -366,8 +371,6 @@ def survey_queue(
     out.rule_scores[rows] = 0.0 if pod_choice < 0 else WAIT_SCORE
     if pod_choice < 0:
         rule_row = rows
-    elif rule_row >= 0:
-        out.rule_scores[rule_row] = 0.0
     return pod_choice, node_choice, rows + 1, rule_row
 
 

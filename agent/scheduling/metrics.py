@@ -1,8 +1,19 @@
 """What ``agent serve`` counts, for ``/metrics``; extender, guard, queue and recorder write it."""
 
 from collections.abc import Callable
+from typing import cast
 
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    disable_created_metrics,
+    generate_latest,
+)
+
+# A second series for each counter, which nobody reads (the library's function has no types).
+cast(Callable[[], None], disable_created_metrics)()
 
 REASONS = (
     "stale_state",

@@ -7,6 +7,7 @@ the next decision of the same moment sees it.
 """
 
 import asyncio
+import contextlib
 import logging
 import random
 from collections.abc import Awaitable, Callable
@@ -138,11 +139,11 @@ class QueueController:
                 task = asyncio.create_task(self.write(pod))
                 self._tasks.add(task)
                 task.add_done_callback(self._tasks.discard)
-            try:
-                await asyncio.wait_for(self.wake.wait(), self._settings.queue_seconds)
+            # Not wait_for: in Python 3.11 it can swallow a cancellation.
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(self._settings.queue_seconds):
+                    await self.wake.wait()
                 await self._sleep(GATHER_SECONDS)
-            except TimeoutError:
-                pass
 
     async def write(self, pod: Pod) -> bool:
         """Lift one gate, trying again with longer waits; False where it stayed.

@@ -339,9 +339,13 @@ class EmbeddedCluster:
             self.scheduler.queue.add(slot)
             self._work.set()
 
-    def _node_metrics(self) -> list[Json]:
-        if self.paced:
+    def _refresh(self) -> None:
+        """What is shown is of this moment, not of the pacer's last look."""
+        if self.paced and self._started.is_set():
             self._catch_up()
+
+    def _node_metrics(self) -> list[Json]:
+        self._refresh()
         view = self.sim.cluster
         if view.clock[0] - self.sim.measured[0] >= TELEMETRY_S:
             measure(self.sim)
@@ -355,6 +359,7 @@ class EmbeddedCluster:
 
     def progress(self) -> Json:
         """How far the jobs are, for a display."""
+        self._refresh()
         return {
             "name": self.settings.name,
             "started": self._started.is_set(),

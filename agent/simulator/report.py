@@ -61,6 +61,11 @@ def summary(sim: Simulation) -> Json:
     }
 
 
+def completions(sim: Simulation) -> list[float | None]:
+    """Completion time of each job, seconds in order of arrival; null for one that has not ended."""
+    return [_or_none(time) for time in sim.finished - sim.cluster.arrival]
+
+
 def extender_counts(extender: Extender | None) -> Json | None:
     """Calls, failures by kind and the latency of answered prioritize calls, wall milliseconds."""
     if extender is None:

@@ -4,6 +4,7 @@ The benchmark and the gate call :func:`simulate`; the learner calls :func:`rollo
 that costs no user anything. Both drive the same decision as the live agent, in process.
 """
 
+import math
 from dataclasses import dataclass
 from typing import NamedTuple
 
@@ -27,7 +28,7 @@ from agent.simulator.engine import (
 )
 from common.features import FEATURE_COUNT
 
-_FOREVER = 1e17
+_FOREVER = math.inf
 
 
 @dataclass(frozen=True)

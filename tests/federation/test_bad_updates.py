@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common import link_pb2 as pb
-from tests.federation.support import RawMember, update
+from tests.federation.support import RawMember, until, update
 
 
 def spoil_tensor(**fields):
@@ -129,8 +129,9 @@ def test_reply_to_another_members_message_is_ignored(make_hub, closing):
     thief, victim = (closing(RawMember(hub.bundle(n))) for n in ("alpha", "beta"))
     own, other = thief.train(), victim.train()
     thief.send(update=update(other, change=2.0))  # in the victim's name
-    thief.send(update=update(own, change=1.0))
+    thief.send(update=update(own, change=1.0, metrics={"reward": 1.0}))
     thief.send(update=update(own, change=3.0))  # a second answer
+    until(lambda: hub.registry.metric_names("alpha"), "the thief's own answer was taken")
     victim.send(update=update(other, change=1.0))
     hub.wait_round(1)
     np.testing.assert_allclose(hub.policy["layer.bias"], [1.0, 1.0])

@@ -35,9 +35,17 @@ def test_the_kernels_columns_are_those_of_the_layout() -> None:
     assert len(set(FEATURE_NAMES)) == FEATURE_COUNT == candidates.RUNNING_PODS + 1
 
 
-def two_types() -> View:
-    """A fast and a slow node, both idle; pod 0 (kind a) and pod 1 (kind b) wait."""
-    view = small_view([(0, 1), (1, 1)])
+def two_types(*, busy: bool = True) -> View:
+    """A fast and a slow idle node; pod 0 (kind a) and pod 1 (kind b) wait.
+
+    ``busy`` lets pod 7 run on a third node, the only one of the fast type that is taken.
+    """
+    view = small_view([(0, 1), (1, 1), (0, 1)])
+    if busy:
+        add_pod(view, 7, run_time=1000.0)
+        bind(view, 7, 2)
+    else:
+        view.ready[2] = False
     add_pod(view, 0, run_time=100.0)
     add_pod(view, 1, kind=1, run_time=200.0)
     return view
@@ -76,6 +84,15 @@ def test_the_queue_offers_each_kind_on_each_type_and_waiting() -> None:
     assert choice.features[0, COLUMN["effect_against_best"]] == pytest.approx(
         -math.log(4.0), abs=0.01
     )
+
+
+def test_waiting_is_not_offered_while_nothing_runs() -> None:
+    view = two_types(busy=False)
+    policy = make_policy("hrrn-eft", preferring("wait"), margin=0.0)
+    choice = decide_queue(view, policy, everyone(view))
+    assert choice is not None
+    assert -1 not in choice.pods
+    assert choice.pods[choice.action] == 0
 
 
 def test_only_eligible_pods_are_offered() -> None:

@@ -161,6 +161,15 @@ def test_the_ring_keeps_the_latest_decisions_with_their_successors() -> None:
     assert {(float(now), float(after)) for now, after in pairs} == {(1, 2), (3, 4), (4, 5)}
 
 
+def test_a_narrow_decision_keeps_nothing_of_the_wide_one_whose_slot_it_takes() -> None:
+    replay = Replay(capacity=1, max_candidates=3)
+    replay.add(make_batch([row([0.0, -1.0, -2.0], 2, 1.0, INF, True)]))
+    replay.add(make_batch([row([0.0], 0, 1.0, INF, True)], width=1))
+    now = replay.sample(np.random.default_rng(0), 1).now
+    assert now.mask.tolist() == [[True, False, False]]
+    assert not now.features[0, 1:].any()
+
+
 def test_a_batch_beyond_the_capacity_leaves_its_latest_rows() -> None:
     replay = Replay(capacity=3, max_candidates=3)
     replay.add(make_batch([row([0.0], 0, float(i), INF, True) for i in range(10)]))

@@ -17,6 +17,7 @@ from typing import Any
 import aiohttp
 import numpy as np
 import pytest
+from aiohttp import web
 
 from agent.cluster import objects
 from agent.settings import SettingsError
@@ -501,6 +502,50 @@ async def test_a_run_is_the_same_for_the_same_seed_and_another_for_another() -> 
     assert first == again
     assert first[1] != other[1]
     assert first[0]["finished"] == 40
+
+
+async def test_a_waiting_pod_starts_when_another_ends() -> None:
+    result = await run_cluster(
+        settings(wait_for_start=False, workload={"jobs": 40, "load": 3.0, "first": 100})
+    )
+    rows = result["job_rows"]
+    ends = np.array([row["finish_seconds"] for row in rows])
+    late = [r["start_seconds"] for r in rows if r["start_seconds"] > r["arrival_seconds"] + 10.0]
+    assert len(late) >= 5
+    for start in late:  # after the end of a pod by the longest backoff at most
+        after = start - ends
+        assert after[after >= 0.0].min() <= 10.0
+
+
+async def test_the_cluster_asks_its_extender_and_counts_the_calls() -> None:
+    asked: list[dict[str, Any]] = []
+
+    async def reply(request: web.Request) -> web.Response:
+        body = await request.json()
+        asked.append(body)
+        return web.json_response([{"Host": body["NodeNames"][0], "Score": 10}])
+
+    app = web.Application()
+    app.router.add_post("/prioritize", reply)
+    runner = web.AppRunner(app, access_log=None)
+    await runner.setup()
+    try:
+        await web.TCPSite(runner, "127.0.0.1", 0).start()
+        url = f"http://127.0.0.1:{runner.addresses[0][1]}"
+        result = await run_cluster(
+            settings(wait_for_start=False, extender={"url": url, "timeout_seconds": 5.0})
+        )
+    finally:
+        await runner.cleanup()
+    counts = result["scheduler"]
+    assert result["extender"]["calls"] == {"prioritize": len(asked)}
+    assert len(asked) == counts["bound"] - counts.get("single_candidate", 0)
+    assert not any(result["extender"]["failures"].values())
+    placed = {row["name"]: row["node"] for row in result["job_rows"]}
+    for body in asked:
+        pod = objects.pod(_json(body["Pod"]))  # a whole v1.Pod, still pending
+        assert (pod.node, pod.phase) == ("", "Pending")
+        assert placed[pod.name] == body["NodeNames"][0]
 
 
 async def test_the_result_counts_what_was_left_unfinished(tmp_path: Path) -> None:

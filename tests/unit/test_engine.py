@@ -40,7 +40,7 @@ SPEEDS = SpeedTable(
     beside=np.tile(np.array([[0.5, 0.8], [1.0, 1.0]]), (3, 1, 1)),
     fits=np.ones((3, 2, 2), np.bool_),
 )
-FOREVER = 1e17
+FOREVER = math.inf
 
 
 def cluster(*gpu_types: int, memory: float = 64.0) -> NodeMix:

@@ -105,7 +105,7 @@ def test_corrections_stay_within_the_bound_whatever_the_weights() -> None:
     network = network_of(random_arrays(0, deviation=50.0))
     features = torch.randn(1, 50, FEATURE_COUNT, generator=torch.Generator().manual_seed(0))
     correction, _ = network(features, torch.ones(1, 50, dtype=torch.bool))
-    assert float(correction.abs().max()) == pytest.approx(BOUND)
+    assert correction.abs().max().item() == pytest.approx(BOUND)
 
 
 def test_padding_changes_neither_value_nor_corrections() -> None:

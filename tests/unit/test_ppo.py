@@ -165,6 +165,20 @@ def test_forced_decisions_teach_the_value_and_not_the_policy() -> None:
     assert arrays["value.1.bias"].any()
 
 
+def test_forced_decisions_dilute_and_shift_nothing_for_the_others() -> None:
+    # Rewards 1 and −1 with a choice are advantages ±1, whatever the forced rows earned: the policy
+    # loss is −(2·1 + ½·(−1)) / 2 as without them. Value loss ½ · mean(1, 1, 9, 9).
+    free = [
+        two_candidates(action=0, reward=1.0, log_prob=math.log(1 / 4)),
+        two_candidates(action=1, reward=-1.0, log_prob=0.0),
+    ]
+    batch = make_batch([*free, forced(reward=3.0), forced(reward=3.0)], width=2)
+    metrics = Ppo(dataclasses.replace(SETTINGS, epochs=1), seed=0).update(batch)
+    assert metrics["policy_loss"] == pytest.approx(-0.75, abs=1e-5)
+    assert metrics["entropy"] == pytest.approx(math.log(2.0))
+    assert metrics["value_loss"] == pytest.approx(2.5)
+
+
 def test_a_better_outcome_raises_the_odds_of_its_action() -> None:
     rows = [two_candidates(action=i % 2, reward=float(i % 2)) for i in range(32)]
     learner = Ppo(SETTINGS, seed=0)

@@ -1,0 +1,1 @@
+"""Examples that run: a federation on a laptop, and slices of real traces."""

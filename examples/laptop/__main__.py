@@ -1,0 +1,151 @@
+"""``make demo``: starts the federation, shows it while it runs, and reports on it at the end."""
+
+import contextlib
+import signal
+import sys
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from types import FrameType
+from typing import Annotated, Literal
+
+import typer
+from rich.console import Console
+
+from agent.simulator.hardware import load_speeds
+from agent.simulator.tables import TraceError
+from examples.laptop import report
+from examples.laptop.display import Display
+from examples.laptop.evaluation import ALONE, FEDERATED, WINDOWS, evaluate
+from examples.laptop.federation import Federation
+from examples.laptop.members import MEMBERS
+from examples.laptop.processes import DemoError, Supervisor
+
+app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
+console = Console()
+
+
+class StoppedError(Exception):
+    """Ctrl-C or SIGTERM."""
+
+
+@contextlib.contextmanager
+def stoppable() -> Iterator[None]:
+    """Turn SIGINT and SIGTERM into :class:`StoppedError`, once; a second one is passed over."""
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        for name in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(name, signal.SIG_IGN)
+        raise StoppedError(signal.Signals(number).name)
+
+    before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM)}
+    try:
+        yield
+    finally:
+        for name, handler in before.items():
+            signal.signal(name, handler)
+
+
+@app.command()
+def demo(
+    seconds: Annotated[
+        float, typer.Option(min=20, help="How long the live clusters take, about.")
+    ] = 150.0,
+    jobs: Annotated[
+        int, typer.Option(min=20, max=400, help="Jobs that each live cluster plays.")
+    ] = 300,
+    algorithm: Annotated[Literal["ppo", "dqn"], typer.Option(help="How agents learn.")] = "ppo",
+    output: Annotated[
+        Path, typer.Option("--out", help="Folder for the picture, logs and states.")
+    ] = Path("demo-out"),
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write all figures to this file.")
+    ] = None,
+    dashboard_port: Annotated[
+        int, typer.Option(help="Port of the dashboard; 0 takes a free one.")
+    ] = 0,
+) -> None:
+    """A whole federation on this machine: a hub and three unlike simulated clusters.
+
+    Each cluster's pods are placed by its own agent, which learns from what becomes of them; the
+    hub blends what the agents learned over mutually authenticated gRPC. No Kubernetes is needed.
+    FEDSCHED_TRACES names a folder of full traces to use instead of the shipped slices.
+    """
+    output.mkdir(parents=True, exist_ok=True)
+    run = Path(tempfile.mkdtemp(prefix="run-", dir=output))
+    supervisor = Supervisor(say=lambda text: console.print(f"[yellow]![/yellow] {text}"))
+    status = 0
+    try:
+        with stoppable():
+            _run(supervisor, run, seconds, jobs, algorithm, output, json_file, dashboard_port)
+    except StoppedError as signalled:
+        console.print(f"\nStoppedError by {signalled}.")
+        status = 130
+    except (DemoError, TraceError, ValueError) as error:
+        console.print(f"[red]error:[/red] {error}", highlight=False)
+        status = 1
+    finally:
+        supervisor.stop()
+        console.print(f"Everything that was started has ended. Logs and states: {run}")
+    raise typer.Exit(status)
+
+
+def _run(
+    supervisor: Supervisor,
+    run: Path,
+    seconds: float,
+    jobs: int,
+    algorithm: str,
+    output: Path,
+    json_file: Path | None,
+    dashboard_port: int,
+) -> None:
+    speeds = load_speeds()
+    federation = Federation(supervisor, run, speeds, seconds, jobs, algorithm, dashboard_port)
+    console.print("Enrolling three members and starting their processes …")
+    federation.start(console.print)
+    console.print(f"[bold]Dashboard: {federation.dashboard}[/bold]  (while the demo runs)")
+    with Display(console, federation, seconds) as display:
+        while not federation.over:
+            supervisor.watch()
+            display.show(federation.poll())
+            time.sleep(0.5)
+        display.show(federation.poll())
+    live, rounds, curves = federation.finish()
+    console.print("The clusters are done. Judging what was learned on jobs that no agent saw …")
+    arms = {}
+    with console.status("") as shown:
+        for member in MEMBERS:
+            done = 0
+
+            def tick(name: str = member.name) -> None:
+                nonlocal done
+                done += 1
+                shown.update(f"{name}: window {done} of {WINDOWS}")
+
+            states = {FEDERATED: run / member.name, ALONE: run / f"{member.name}-alone"}
+            arms[member.name] = evaluate(
+                member, states, federation.played[member.name], speeds, tick
+            )
+    outcome = report.Outcome(arms=arms, live=live, rounds=rounds, curves=curves)
+    console.print(report.live_table(outcome))
+    console.print(report.held_out_table(outcome))
+    for line in report.verdict(outcome):
+        console.print(line, highlight=False)
+    console.print(report.aggregate(outcome), highlight=False)
+    finished = sum(1 for r in rounds if r.get("finished"))
+    traffic = sum(r["bytes_in"] for r in rounds) / 1e3, sum(r["bytes_out"] for r in rounds) / 1e3
+    console.print(
+        f"{finished} federation rounds; {traffic[0]:.0f} kB up, {traffic[1]:.0f} kB down in all."
+    )
+    report.picture(outcome, output / "demo.png")
+    console.print(f"Picture: {output / 'demo.png'}")
+    if json_file is not None:
+        report.write_json(outcome, json_file)
+        console.print(f"Figures: {json_file}")
+
+
+if __name__ == "__main__":
+    sys.exit(app())

@@ -1,0 +1,232 @@
+"""The demo's processes and what they tell: a hub, and of each member a cluster and three agents.
+
+Of each member run ``simulate-cluster``, ``serve``, ``learn``, and a second ``learn`` that reads the
+same journal and knows no hub: the agent alone, to compare with. ``__main__`` drives it.
+"""
+
+import json
+import time
+import urllib.error
+import urllib.request
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from agent.scheduling.decision import make_policy
+from agent.simulator.engine import new_simulation
+from agent.simulator.hardware import SpeedTable
+from agent.simulator.rollouts import Result, simulate
+from agent.simulator.workloads import Workload
+from examples.laptop.members import MEMBERS, Member, clock_scale, horizon
+from examples.laptop.processes import DemoError, Supervisor, free_ports
+
+LEAST_ROUNDS = 10
+CURVE = "reward_mean"
+
+
+def fetch(url: str, *, post: bool = False) -> Any:
+    """JSON from a loopback address; None where nobody answers (a process that is coming back)."""
+    request = urllib.request.Request(url, method="POST" if post else "GET")
+    try:
+        with urllib.request.urlopen(request, timeout=2.0) as answer:
+            return json.loads(answer.read() or b"null")
+    except (OSError, urllib.error.URLError, json.JSONDecodeError):
+        return None
+
+
+class Federation:
+    """Everything that the demo runs. ``run`` is the folder of this run's logs and states."""
+
+    def __init__(
+        self,
+        supervisor: Supervisor,
+        run: Path,
+        speeds: SpeedTable,
+        seconds: float,
+        jobs: int,
+        algorithm: str,
+        dashboard_port: int,
+    ) -> None:
+        self.supervisor, self.run, self.speeds = supervisor, run, speeds
+        self.algorithm = algorithm
+        ports = free_ports(2 + len(MEMBERS))
+        self.link_port = ports[0]
+        self.dashboard_port = dashboard_port or ports[1]
+        self.serve_ports = dict(zip((m.name for m in MEMBERS), ports[2:], strict=True))
+        self.dashboard = f"http://127.0.0.1:{self.dashboard_port}"
+        self.clusters: dict[str, str] = {}
+        """URL of each member's cluster."""
+        self.played: dict[str, Workload] = {}
+        self.baseline: dict[str, Result] = {}
+        """LeastAllocated on the same jobs, run beforehand."""
+        self.scales: dict[str, float] = {}
+        self._last: dict[str, Any] = {}
+        for member in MEMBERS:
+            workload = member.played(jobs, speeds)
+            self.played[member.name] = workload
+            self.baseline[member.name] = simulate(
+                new_simulation(workload, member.mix(), speeds),
+                make_policy("least-allocated"),
+                until=horizon(workload),
+            )
+            self.scales[member.name] = clock_scale(workload, seconds)
+
+    def _write(self, name: str, content: dict[str, Any]) -> str:
+        path = self.run / name
+        path.write_text(yaml.safe_dump(content))
+        return str(path)
+
+    def _log(self, name: str) -> Path:
+        return self.run / f"{name}.log"
+
+    def start(self, say: Callable[[str], None]) -> None:
+        """Start everything and set the clusters' clocks going."""
+        hub = self._write(
+            "hub.yaml",
+            {
+                "state_dir": str(self.run / "hub"),
+                "listen": f"127.0.0.1:{self.link_port}",
+                "dashboard_listen": f"127.0.0.1:{self.dashboard_port}",
+                "min_members": 2,
+                "round_timeout": 20.0,
+            },
+        )
+        self._once("init", ["coordinator", "init", "--config", hub])
+        for member in MEMBERS:
+            bundle = str(self.run / f"{member.name}-bundle")
+            self._once(
+                f"enroll {member.name}",
+                ["coordinator", "enroll", member.name, "--out", bundle, "--config", hub],
+            )
+        ready = self.run / "hub.ready"
+        arguments = ["coordinator", "serve", "--config", hub, "--ready-file", str(ready)]
+        waiting = [(self.supervisor.start("hub", arguments, self._log("hub")), ready)]
+        for member in MEMBERS:
+            waiting += self._start_member(member)
+        for process, ready in waiting:
+            self.supervisor.wait_for(process, ready)
+        say("All processes are up; the clusters' clocks start.")
+        for url in self.clusters.values():
+            fetch(f"{url}/fedsched/start", post=True)
+
+    def _once(self, name: str, arguments: list[str]) -> None:
+        process = self.supervisor.start(name, arguments, self._log("setup"), restart=False)
+        assert process.popen is not None
+        if process.popen.wait(60.0):
+            raise DemoError(f"{name} failed:\n{process.last_words()}")
+        self.supervisor.processes.remove(process)
+
+    def _start_member(self, member: Member) -> list[tuple[Any, Path]]:
+        name, port, scale = member.name, self.serve_ports[member.name], self.scales[member.name]
+        config = self._write(
+            f"{name}-cluster.yaml",
+            member.cluster_settings(self.played[name], scale, f"http://127.0.0.1:{port}"),
+        )
+        ready = self.run / f"{name}-cluster.ready"
+        cluster = self.supervisor.start(
+            f"{name} cluster",
+            ["agent", "simulate-cluster", "--config", config, "--ready-file", str(ready),
+             "--result", str(self.run / f"{name}-result.json")],
+            self._log(f"{name}-cluster"),
+            restart=False,
+        )  # fmt: skip
+        api = str(self.supervisor.wait_for(cluster, ready)["url"])
+        self.clusters[name] = api
+        started = []
+        state = self.run / name
+        alone = self.run / f"{name}-alone"
+        alone.mkdir()
+        (alone / "nodes.json").symlink_to(Path("..") / name / "nodes.json")
+        common: dict[str, Any] = {"port": port, "api": api, "algorithm": self.algorithm}
+        settings = {
+            "": member.agent_settings(
+                state, scale, bundle=self.run / f"{name}-bundle", **common
+            ),
+            "-alone": member.agent_settings(alone, scale, bundle=None, **common),
+        }  # fmt: skip
+        configs = {
+            suffix: self._write(f"{name}{suffix}.yaml", content)
+            for suffix, content in settings.items()
+        }
+        commands = {
+            "serve": ["serve", "--config", configs[""]],
+            "learn": ["learn", "--config", configs[""]],
+            "learn-alone": [
+                "learn", "--config", configs["-alone"], "--journal", str(state / "journal"),
+            ],
+        }  # fmt: skip
+        for role, arguments in commands.items():
+            ready = self.run / f"{name}-{role}.ready"
+            process = self.supervisor.start(
+                f"{name} {role}",
+                ["agent", *arguments, "--ready-file", str(ready)],
+                self._log(f"{name}-{role}"),
+            )
+            started.append((process, ready))
+        return started
+
+    def poll(self) -> dict[str, Any]:
+        """What everybody tells now; a process that is away keeps its last word."""
+        found: dict[str, Any] = {
+            "overview": fetch(f"{self.dashboard}/api/v1/overview"),
+            "rounds": (fetch(f"{self.dashboard}/api/v1/rounds?limit=2000") or {}).get("rounds"),
+        }
+        for name, url in self.clusters.items():
+            found[name] = fetch(f"{url}/fedsched/progress")
+            status = self.run / name / "learn-status.json"
+            found[f"{name} learner"] = json.loads(status.read_text()) if status.exists() else None
+        self._last |= {key: value for key, value in found.items() if value is not None}
+        return self._last
+
+    @property
+    def over(self) -> bool:
+        """Whether all clusters are done and the federation had its rounds (or two more minutes)."""
+        if not all(self._last.get(m.name, {}).get("over") for m in MEMBERS):
+            return False
+        if self.finished_rounds() >= LEAST_ROUNDS:
+            return True
+        self._last.setdefault("waiting since", time.monotonic())
+        return bool(time.monotonic() - self._last["waiting since"] > 60.0)
+
+    def finished_rounds(self) -> int:
+        """Rounds that the hub has finished."""
+        return sum(1 for r in self._rounds() if r.get("finished"))
+
+    def _rounds(self) -> list[dict[str, Any]]:
+        return list(self._last.get("rounds") or [])
+
+    def so_far(self, name: str) -> tuple[float, float] | None:
+        """Mean completion time of the jobs that ended: (live, LeastAllocated on the same jobs), s.
+
+        None while no job has ended.
+        """
+        times = self._last.get(name, {}).get("completion_seconds") or []
+        ended = [at for at, seconds in enumerate(times) if seconds is not None]
+        if not ended:
+            return None
+        live = float(np.mean([times[at] for at in ended]))
+        return live, float(np.mean(self.baseline[name].completion[ended]))
+
+    def finish(
+        self,
+    ) -> tuple[dict[str, Any], list[dict[str, Any]], dict[str, list[list[float]]]]:
+        """Take the last word of everybody and end all processes.
+
+        Returns the live figures by member, the rounds oldest first, and the learning curves.
+        """
+        last = self.poll()
+        curves = {}
+        for member in MEMBERS:
+            url = f"{self.dashboard}/api/v1/members/{member.name}/metrics?name={CURVE}&limit=2000"
+            curves[member.name] = (fetch(url) or {}).get("points", [])
+        rounds = sorted(self._rounds(), key=lambda r: int(r["number"]))
+        live = {
+            m.name: last[m.name]
+            | {"baseline_mean_seconds": float(np.mean(self.baseline[m.name].completion))}
+            for m in MEMBERS
+        }
+        self.supervisor.stop()
+        return live, rounds, curves

@@ -1,0 +1,157 @@
+"""The members of the demo: unlike nodes, jobs of unlike virtual clusters; read by the demo."""
+
+import dataclasses
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent.simulator.engine import Simulation, new_simulation
+from agent.simulator.hardware import SpeedTable
+from agent.simulator.nodes import NodeMix, node_mix
+from agent.simulator.traces import Jobs, read_gavel, trace_file
+from agent.simulator.workloads import Options, Workload, synthetic, window
+
+HELD_OUT_FROM = 500
+"""Jobs of a trace from here on are never played to an agent: the end table is made on them."""
+EVALUATION_JOBS = 150
+
+
+@dataclass(frozen=True)
+class Member:
+    """One member cluster of the demo."""
+
+    name: str
+    trace: str
+    """Job file of one virtual cluster, in the traces' folder."""
+    nodes: dict[str, int]
+    """Nodes of eight GPUs by GPU type."""
+    memory_per_gpu: float
+    """Host memory, GiB."""
+    shared: float
+    """Chance that a small one-GPU job asks for half a GPU."""
+    exceed: float
+    """Share of the jobs whose memory passes what they asked for."""
+    load: float = 0.8
+
+    def mix(self) -> NodeMix:
+        """The nodes as the simulator takes them."""
+        return node_mix(self.nodes, memory_per_gpu=self.memory_per_gpu)
+
+    def jobs(self) -> Jobs:
+        """All jobs of the trace."""
+        return read_gavel(trace_file(self.trace))
+
+    def played(self, count: int, speeds: SpeedTable) -> Workload:
+        """The ``count`` jobs that the live cluster plays."""
+        options = Options(shared=self.shared, exceed=self.exceed)
+        return window(
+            self.jobs(), speeds, self.mix(), load=self.load, start=0, stop=count, seed=0,
+            options=options,
+        )  # fmt: skip
+
+    def held_out(self, seed: int, speeds: SpeedTable) -> Simulation:
+        """A cluster before 150 Poisson arrivals drawn from the jobs that were never played."""
+        jobs = self.jobs()
+        fields: dict[str, Any] = {
+            name: value[HELD_OUT_FROM:]
+            for name, value in vars(jobs).items()
+            if isinstance(value, np.ndarray)
+        }
+        workload = synthetic(
+            dataclasses.replace(jobs, **fields), speeds, self.mix(), arrivals="poisson",
+            count=EVALUATION_JOBS, load=self.load, seed=seed,
+            options=Options(shared=self.shared, exceed=self.exceed),
+        )  # fmt: skip
+        return new_simulation(workload, self.mix(), speeds, seed=seed, known_speeds=False)
+
+    def cluster_settings(self, played: Workload, scale: float, extender: str) -> dict[str, Any]:
+        """Settings of ``fedsched agent simulate-cluster``."""
+        return {
+            "name": self.name,
+            "clock_scale": scale,
+            "until": horizon(played),
+            "wait_for_start": True,
+            "gated": True,
+            "linger_seconds": 600.0,
+            "extender": {"url": extender, "filter_verb": "filter", "ignorable": True},
+            "nodes": {"counts": self.nodes, "memory_per_gpu": self.memory_per_gpu},
+            "workload": {
+                "trace": self.trace,
+                "jobs": len(played),
+                "load": self.load,
+                "shared": self.shared,
+                "exceed": self.exceed,
+            },
+        }
+
+    def agent_settings(
+        self,
+        state: Path,
+        scale: float,
+        *,
+        port: int,
+        api: str,
+        bundle: Path | None,
+        algorithm: str,
+    ) -> dict[str, Any]:
+        """Settings of ``fedsched agent serve`` and ``learn``, paced for a run of minutes."""
+        learn: dict[str, Any] = {
+            "algorithm": algorithm,
+            "min_batch": 16,
+            "idle_seconds": 3.0,
+            "poll_seconds": 0.5,
+            "rollouts": 2,
+            "gate_rounds": 5,
+            "gate_windows": 12,
+            "gate_jobs": 100,
+            "options": {"tau": 200_000.0},
+            "upload_rounds": 5,
+            "upload_seconds": 10.0,
+            "status_seconds": 2.0,
+            # Serving lags behind: keep what the second learner, without a hub, still reads.
+            "keep_segments": 1000,
+        }
+        if bundle is not None:
+            learn["bundle"] = str(bundle)
+        return {
+            "state": str(state),
+            "clock_scale": scale,
+            "serve": {
+                "port": port,
+                "api_url": api,
+                "temperature": 0.03,
+                "stale_seconds": 30.0,
+                "telemetry_seconds": 2.0,
+                "queue_seconds": 0.25,
+                "max_extra_wait_seconds": 30 * 86400.0,
+            },
+            "learn": learn,
+        }
+
+
+MEMBERS = (
+    Member(
+        "north", "gavel/msr_seed0_103959.csv", {"v100": 2, "p100": 1, "k80": 2}, 48.0, 0.0, 0.01
+    ),
+    Member("west", "gavel/msr_seed0_11cb48.csv", {"p100": 2, "k80": 2}, 28.0, 0.5, 0.03),
+    Member(
+        "south", "gavel/msr_seed0_7f04ca.csv", {"v100": 1, "p100": 2, "k80": 3}, 36.0, 0.2, 0.02
+    ),
+)
+
+
+def horizon(played: Workload) -> float:
+    """When a live cluster ends, cluster seconds: a tenth after its last arrival.
+
+    A few jobs run for weeks; waiting for them would leave nothing to see meanwhile. What has not
+    ended by then counts as unfinished.
+    """
+    return 1.1 * float(played.arrival.max())
+
+
+def clock_scale(played: Workload, seconds: float) -> float:
+    """Cluster seconds per wall second that let the live cluster last ``seconds``."""
+    return max(math.ceil(horizon(played) / seconds), 1.0)

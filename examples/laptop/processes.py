@@ -1,0 +1,141 @@
+"""Starts the processes of the demo, brings back those that die, ends them all; used by ``demo``.
+
+A process that is killed comes back with the same command line, as Kubernetes would bring a pod
+back: kill any of them with ``kill -9`` and watch the others go on.
+"""
+
+import contextlib
+import ctypes
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+
+_PR_SET_PDEATHSIG = 1
+
+
+class DemoError(Exception):
+    """The demo cannot go on; the message says why and what to do."""
+
+
+def free_ports(count: int) -> list[int]:
+    """Ports of the loopback address that nobody listens on now."""
+    with contextlib.ExitStack() as stack:
+        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+        for opened in sockets:
+            opened.bind(("127.0.0.1", 0))
+        return [int(opened.getsockname()[1]) for opened in sockets]
+
+
+def _die_with_parent() -> None:
+    """In the child: be ended by the kernel if the demo itself is killed (Linux only)."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+@dataclass
+class Process:
+    """One child process with its log file."""
+
+    name: str
+    arguments: list[str]
+    log: Path
+    restart: bool = True
+    """Whether it comes back when it dies by itself."""
+    popen: subprocess.Popen[bytes] | None = None
+    restarts: int = 0
+
+    def start(self) -> None:
+        """Start it; its output goes to the end of its log."""
+        environment = os.environ | {
+            "FLWR_TELEMETRY_ENABLED": "0",
+            "FLWR_DISABLE_UPDATE_CHECK": "1",
+            "OMP_NUM_THREADS": "1",
+        }
+        with self.log.open("ab") as log:
+            self.popen = subprocess.Popen(
+                [sys.executable, "-m", "common.cli", *self.arguments],
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                stdin=subprocess.DEVNULL,
+                env=environment,
+                start_new_session=True,  # Ctrl-C is for the demo, which ends them in order
+                preexec_fn=_die_with_parent if sys.platform == "linux" else None,
+            )
+
+    def last_words(self) -> str:
+        """The end of its log."""
+        text = self.log.read_text(errors="replace") if self.log.exists() else ""
+        return "\n".join(text.splitlines()[-8:])
+
+
+@dataclass
+class Supervisor:
+    """All processes of one demo run."""
+
+    say: Callable[[str], None]
+    processes: list[Process] = field(default_factory=list)
+
+    def start(self, name: str, arguments: list[str], log: Path, *, restart: bool = True) -> Process:
+        """Start and from now on watch a process."""
+        process = Process(name, arguments, log, restart)
+        process.start()
+        self.processes.append(process)
+        return process
+
+    def watch(self) -> None:
+        """Bring back what died. Raises DemoError for a process that cannot be brought back."""
+        for process in self.processes:
+            assert process.popen is not None
+            status = process.popen.poll()
+            if status is None:
+                continue
+            how = f"signal {-status}" if status < 0 else f"status {status}"
+            if not process.restart or process.restarts >= 20:
+                raise DemoError(
+                    f"{process.name} ended with {how}. The end of {process.log}:\n"
+                    f"{process.last_words()}"
+                )
+            process.restarts += 1
+            self.say(f"{process.name} ended with {how}; starting it again")
+            process.start()
+
+    def wait_for(self, process: Process, ready: Path, seconds: float = 90.0) -> dict[str, object]:
+        """Wait until a process wrote its ready file, and return what is in it.
+
+        Raises DemoError, with the end of its log, where it died or took longer.
+        """
+        deadline = time.monotonic() + seconds
+        while time.monotonic() < deadline:
+            if ready.exists():
+                found: dict[str, object] = json.loads(ready.read_text())
+                return found
+            assert process.popen is not None
+            if process.popen.poll() is not None:
+                break
+            time.sleep(0.05)
+        raise DemoError(
+            f"{process.name} did not come up. The end of {process.log}:\n{process.last_words()}"
+        )
+
+    def stop(self) -> None:
+        """End every process: politely, then for certain."""
+        running = [
+            p.popen for p in self.processes if p.popen is not None and p.popen.poll() is None
+        ]
+        for popen in running:
+            popen.terminate()
+        deadline = time.monotonic() + 10.0
+        for popen in running:
+            try:
+                popen.wait(max(deadline - time.monotonic(), 0.1))
+            except subprocess.TimeoutExpired:
+                popen.kill()
+                popen.wait()
+        self.processes.clear()

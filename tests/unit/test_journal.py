@@ -1,0 +1,97 @@
+"""The journal: what was appended is read back, whatever was torn, rotated or refused."""
+
+import errno
+import resource
+import signal
+from pathlib import Path
+
+import pytest
+
+from agent import journal as journal_module
+from agent.journal import Decision, Journal, PodEvent, Progress, read, segments
+
+
+def event(uid: str) -> PodEvent:
+    return PodEvent(uid=uid, time=1.5, kind="bound", node="n1", gpus=2)
+
+
+def uids(folder: Path, after: tuple[int, int] = (0, 0)) -> list[str]:
+    return [record.uid for record, _, _ in read(folder, after) if isinstance(record, PodEvent)]
+
+
+def test_records_of_every_kind_come_back_as_they_were(tmp_path: Path) -> None:
+    decision = Decision(
+        id="d", session="s", time=2.0, verb="queue", policy="", pods=["u", ""], nodes=["n", ""],
+        features=b"\0" * 8, rule_scores=b"\0" * 8, action=1, log_prob=-0.5, temperature=0.1,
+        pending=3, running=4, job_seconds=5.0, imbalance_seconds=6.0,
+    )  # fmt: skip
+    progress = Progress(
+        uid="u", time=3.0, job_type="a", gpus=1, gpu_model="v100", steps_per_second=2.5,
+        neighbours=["b"],
+    )  # fmt: skip
+    journal = Journal(tmp_path)
+    for record in (decision, event("u"), progress):
+        journal.append(record)
+    assert [record for record, _, _ in read(tmp_path)] == [decision, event("u"), progress]
+
+
+def test_reading_goes_on_behind_a_position(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(event("a"))
+    [(_, segment, offset)] = read(tmp_path)
+    journal.append(event("b"))
+    assert uids(tmp_path, (segment, offset)) == ["b"]
+
+
+def test_a_torn_last_record_is_passed_over_and_the_next_process_is_read(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(event("a"))
+    journal.append(event("torn"))
+    journal.close()
+    [(_, path)] = segments(tmp_path)
+    path.write_bytes(path.read_bytes()[:-1])
+    Journal(tmp_path).append(event("b"))
+    assert uids(tmp_path) == ["a", "b"]
+
+
+def test_a_damaged_record_ends_its_segment_only(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(event("a"))
+    journal.close()
+    [(_, path)] = segments(tmp_path)
+    data = bytearray(path.read_bytes())
+    data[-1] ^= 0xFF
+    path.write_bytes(data)
+    Journal(tmp_path).append(event("b"))
+    assert uids(tmp_path) == ["b"]
+
+
+def test_an_absent_learner_costs_the_oldest_segments_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 200)
+    journal = Journal(tmp_path, limit_bytes=600)
+    for number in range(60):
+        journal.append(event(f"u{number}"))
+    kept = uids(tmp_path)
+    assert kept == [f"u{number}" for number in range(60)][-len(kept) :]
+    assert 0 < len(kept) < 60
+    assert journal.dropped_segments > 0
+
+
+def test_a_disk_that_fills_up_loses_the_record_and_none_behind_it(tmp_path: Path) -> None:
+    journal = Journal(tmp_path)
+    journal.append(event("a"))
+    [(_, path)] = segments(tmp_path)
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 10, hard))
+    try:
+        with pytest.raises(OSError, match=r"full|large|space") as caught:
+            journal.append(event("lost"))
+        assert caught.value.errno in (errno.ENOSPC, errno.EFBIG)
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    journal.append(event("b"))
+    assert uids(tmp_path) == ["a", "b"]
