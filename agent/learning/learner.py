@@ -141,6 +141,7 @@ class OnlineLearner:
             self.handover.settle(offer, adopted)
         if ingested or peers is not None or taken is not None:
             self._publisher.publish(gpu_models(self._nodes()))
+            self.write_status()
         if ingested and self.owns_journal:
             self.store.forget_segments(self.journal, keep=self.learn.keep_segments)
         return taken is not None or offer is not None
@@ -364,7 +365,6 @@ class OnlineLearner:
         if write_live(self.settings.policy_file, self.live):
             log.info("policy %s is live", self.live.version)
         self.handover.publish(self._snapshot())
-        self.write_status()
 
     def status(self) -> dict[str, object]:
         """How the learner stands, for a display."""

@@ -5,6 +5,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.cluster import nodes_file
 from agent.cluster.records import Node
 from agent.journal import Journal, Record
 from agent.learning.gate import GateSettings, Verdict, compare, judge
@@ -155,6 +156,17 @@ def test_an_unknown_gpu_model_takes_part(tmp_path: Path) -> None:
     assert simulation.cluster.gpu_spec.shape == (4, 3)
     assert np.isfinite(simulation.cluster.slowdown).all()
     store.close()
+
+
+def test_the_nodes_file_comes_back_and_a_torn_one_is_named(tmp_path: Path) -> None:
+    path = tmp_path / "nodes.json"
+    nodes_file.write(path, reversed(NODES))
+    assert nodes_file.read(path) == NODES
+    path.write_bytes(path.read_bytes()[:40])
+    with pytest.raises(nodes_file.NodesFileError, match=r"nodes\.json is not a nodes file"):
+        nodes_file.read(path)
+    with pytest.raises(nodes_file.NodesFileError, match="cannot be read"):
+        nodes_file.read(tmp_path / "missing.json")
 
 
 GATEKEEPER = Gatekeeper("hrrn-eft", 0.0, 2, SETTINGS)

@@ -163,6 +163,7 @@ def test_each_event_is_told_once_through_relists_and_repeats() -> None:
         c.state.apply_pod(step)
         c.state.replace_pods([step])
     c.state.apply_pod(life[2])  # an old word that comes late
+    assert c.state.pods == {}
     assert c.kinds("x") == ["created", "bound", "started", "finished"]
     end = c.events[-1]
     assert isinstance(end, PodEvent)
