@@ -15,18 +15,20 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
+from agent.benchmark_latency import latency
 from agent.scheduling.decision import make_policy
 from agent.scheduling.rules import RULE_HELP, RULES
 from agent.simulator.engine import new_simulation
 from agent.simulator.hardware import SpeedTable, load_speeds
 from agent.simulator.nodes import NodeMix, node_mix
-from agent.simulator.rollouts import Result, simulate
+from agent.simulator.runs import Result, simulate
 from agent.simulator.traces import read_gavel, trace_file
 from agent.simulator.workloads import Options, Workload, window
 from agent.statistics import paired_ratio
 from common.policy import initial_arrays
 
 app = typer.Typer(no_args_is_help=True, help="Compare policies, and measure what decisions cost.")
+app.command()(latency)
 console = Console()
 
 TRACES = ("103959", "11cb48", "7f04ca", "ed69ec")

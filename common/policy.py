@@ -1,9 +1,9 @@
 """The shared scorer: one description of its layers and its start weights.
 
 The learner builds its torch network from :data:`LAYERS`, the extender and the simulator score with
-``agent.scheduling.scorer``, and the hub checks what members send. The network sees one candidate at a time, so the same weights serve three
-nodes and five thousand. Its output is a *bounded correction* of the rule's score whose last layer
-starts at zero: a fresh agent equals the rule.
+``agent.scheduling.scorer``, and the hub checks what members send. The network sees one candidate at
+a time, so the same weights serve three nodes and five thousand. Its output is a *bounded
+correction* of the rule's score whose last layer starts at zero: a fresh agent equals the rule.
 """
 
 import hashlib
@@ -36,7 +36,7 @@ ARCHITECTURE = hashlib.sha256(repr((FEATURES_VERSION, LAYERS)).encode()).hexdige
 
 
 def initial_arrays(seed: int = 0) -> Arrays:
-    """Start weights by name, float32: ``NAME.weight`` [outputs, inputs] and ``NAME.bias`` [outputs].
+    """Start weights by name, float32: ``X.weight`` [outputs, inputs] and ``X.bias`` [outputs].
 
     He initialisation (https://arxiv.org/abs/1502.01852); the two output layers start at zero.
     """

@@ -10,7 +10,7 @@ import numpy as np
 
 from agent.arrays import Floats, Ints
 from agent.cluster.speeds_file import SpeedsFile
-from agent.cluster.view import CPU, GPUS, PENDING, View, empty_view
+from agent.cluster.view import PENDING, View, empty_view
 
 Spec = tuple[float, float, float]
 """FP32 TFLOP/s, memory GB/s and memory GiB of one GPU."""
@@ -97,18 +97,6 @@ def sort_pending(view: View) -> None:
     arrival = view.arrival[queue]
     if len(queue) > 1 and arrival[-1] < arrival[-2]:
         queue[:] = queue[np.argsort(arrival, kind="stable")]
-
-
-def imbalance(view: View) -> float:
-    """Σ (U_i − Ū)² over the ready nodes, the same as the simulator's rollouts.
-
-    U_i is the share of its GPUs that is given out, of its CPU where a node has no GPU.
-    """
-    has_gpus = view.capacity[:, GPUS] > 0.0
-    asked = np.where(has_gpus, view.requested[:, GPUS], view.requested[:, CPU])
-    there = np.where(has_gpus, view.capacity[:, GPUS], view.capacity[:, CPU])
-    use = (asked / np.maximum(there, 1e-9))[view.ready]
-    return float(np.square(use - use.mean()).sum()) if len(use) else 0.0
 
 
 def spec_prior(gpu_spec: Floats) -> Floats:

@@ -17,7 +17,6 @@ from agent.cluster.growth import (
     SpecLookup,
     clear_node,
     fill_speeds,
-    imbalance,
     sort_pending,
 )
 from agent.cluster.lifecycle import Emit, Lifecycle, end_of
@@ -32,6 +31,7 @@ from agent.cluster.view import (
     bind,
     empty_view,
     enqueue,
+    imbalance,
     record_run_time,
     remove,
     set_node,

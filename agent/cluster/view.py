@@ -277,3 +277,17 @@ def record_run_time(view: View, pod: int, log_run_time: float) -> None:
     ):
         table[row, 0] += 1.0
         table[row, 1] += log_run_time
+
+
+@kernel
+def imbalance(view: View) -> float:
+    """Σ (U_i − Ū)² over the ready nodes; U_i is GPUs given out, CPU where a node has no GPU."""
+    total = squares = n = 0.0
+    for i in range(len(view.gpu_type)):
+        if view.ready[i]:
+            r = GPUS if view.capacity[i, GPUS] > 0.0 else CPU
+            used = view.requested[i, r] / max(view.capacity[i, r], 1e-9)
+            total += used
+            squares += used * used
+            n += 1.0
+    return max(squares - total * total / n, 0.0) if n > 0.0 else 0.0

@@ -114,9 +114,7 @@ def take(
             waiting = found
     if not rows:
         return Taken(None, fates, scheduled=scheduled)
-    mean = RunTimeMean(
-        store.counter("pods_finished"), store.counter("run_seconds"), run_time_prior
-    ).seconds
+    mean = RunTimeMean(store.counter("runs"), store.counter("run_seconds"), run_time_prior).seconds
     batch, metrics = _batch(rows, mean, weights)
     return Taken(batch, fates, metrics, scheduled, moved)
 

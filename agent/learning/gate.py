@@ -13,7 +13,7 @@ import numpy.typing as npt
 
 from agent.learning.twin import Twin
 from agent.scheduling.decision import Policy
-from agent.simulator.rollouts import Result, simulate
+from agent.simulator.runs import Result, simulate
 from agent.statistics import Ratio, paired_ratio
 
 

@@ -26,12 +26,12 @@ from agent.learning.handover import Handover, Offer
 from agent.learning.promotion import Gatekeeper, Live, corrections_of, write_live
 from agent.learning.publish import SpeedsPublisher
 from agent.learning.reward import RewardWeights, RunTimeMean
+from agent.learning.rollouts import rollout
 from agent.learning.speeds import SpeedModel, sample
 from agent.learning.store import Store
 from agent.learning.twin import Twin, build, gpu_models
 from agent.scheduling.decision import make_policy
 from agent.settings import Settings
-from agent.simulator.rollouts import rollout
 from common.policy import initial_arrays
 from common.speeds import SpeedRow, SpeedTable
 from common.weights import Arrays, carry_progress, copy, write_atomic
@@ -292,7 +292,15 @@ class OnlineLearner:
         content = self.store.blob(STATE_BLOB)
         if content is None:
             return
-        saved = msgspec.msgpack.decode(content, type=Saved)
+        try:
+            saved = msgspec.msgpack.decode(content, type=Saved)
+        except msgspec.DecodeError as error:
+            log.error(
+                "the learner's state is of another version (%s); it starts anew and keeps its "
+                "experience",
+                error,
+            )
+            return
         self.learning_rounds, self.transitions = saved.learning_rounds, saved.transitions
         self.live = saved.live
         self.shared, self.metrics = saved.shared, saved.metrics
@@ -330,7 +338,7 @@ class OnlineLearner:
 
     def _mean_run_seconds(self) -> float:
         return RunTimeMean(
-            self.store.counter("pods_finished"),
+            self.store.counter("runs"),
             self.store.counter("run_seconds"),
             self.learn.run_time_prior,
         ).seconds

@@ -17,9 +17,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.arrays import Floats, Ints
+from agent.cluster.gpus import gpu_spec
 from agent.cluster.speeds_file import KindSpeeds, SpeedsFile
 from agent.journal import Progress
-from agent.simulator.hardware import gpu_spec
 from common.speeds import MAX_ROWS, SpeedRow, SpeedTable, speed_key
 
 Kind = tuple[str, int]

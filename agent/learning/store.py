@@ -240,7 +240,8 @@ class Store:
             self._count("repeated_events")
             return
         self._count(f"pods_{event.kind}")
-        if event.kind == "finished":
+        if event.kind == "finished" and event.run_seconds > 0.0:  # 0: its start was not seen
+            self._count("runs")
             self._count("run_seconds", event.run_seconds)
         if (
             event.kind in ENDED

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from agent.arrays import Bools, Floats, Ints
+from agent.cluster.gpus import gpu_spec
 from agent.cluster.growth import UNKNOWN_SPEC
 from agent.cluster.records import Node
 from agent.cluster.view import GPUS_PER_NODE, gpu_group
@@ -19,7 +20,7 @@ from agent.journal import PodEvent
 from agent.learning.speeds import Kind, SpeedModel
 from agent.learning.store import Store
 from agent.simulator.engine import Simulation, new_simulation
-from agent.simulator.hardware import SpeedTable, gpu_spec, peak_ratio
+from agent.simulator.hardware import SpeedTable, peak_ratio
 from agent.simulator.nodes import NO_GPU, NodeMix
 from agent.simulator.workloads import ANY_TYPE, CPU_ONLY, Workload
 

@@ -279,9 +279,7 @@ def predict_effects(view: View, context: Context, pod: int, effects: Effects) ->
         n = view.node[other]
         if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
             slower = view.interference[view.kind_type[view.kind[other]], job]
-            mean = math.exp(
-                pod_log_run_time(view, context, other) + node_slowdown(view, other, n)
-            )
+            mean = math.exp(pod_log_run_time(view, context, other) + node_slowdown(view, other, n))
             left = remaining_time(mean, view.clock[0] - view.start[other])
             together = min(left, math.exp(effects.log_time[n]))
             effects.delay[n] += together * (1.0 - math.exp(-slower))

@@ -22,6 +22,7 @@ import numpy as np
 from aiohttp import web
 
 from agent.cluster import nodes_file, objects, speeds_file
+from agent.cluster.gpus import gpu_spec
 from agent.cluster.growth import Spec
 from agent.cluster.kubernetes import FAILURES, NODES, PODS, Client, GoneError, Reflector
 from agent.cluster.records import Node, Pod
@@ -35,7 +36,6 @@ from agent.scheduling.metrics import Metrics
 from agent.scheduling.queue import QueueController
 from agent.scheduling.recorder import Recorder
 from agent.settings import Settings
-from agent.simulator.hardware import gpu_spec
 from common.policy import initial_arrays
 from common.weights import write_atomic
 

@@ -366,6 +366,7 @@ class EmbeddedCluster:
             "over": self.over,
             "gated": len(self._gated),
             **report.summary(self.sim),
+            "completion_seconds": report.completions(self.sim),
             "scheduler": dict(self.scheduler.counts),
             "extender": report.extender_counts(self.extender),
         }

@@ -11,6 +11,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.arrays import Floats, Ints, kernel
+from agent.cluster.gpus import GPU_SPECS
 from agent.cluster.view import (
     CPU,
     GPUS,
@@ -26,7 +27,7 @@ from agent.cluster.view import (
     set_node,
     unbind,
 )
-from agent.simulator.hardware import GPU_SPECS, SpeedTable, needs
+from agent.simulator.hardware import SpeedTable, needs
 from agent.simulator.nodes import NodeMix
 from agent.simulator.utilisation import utilisation
 from agent.simulator.workloads import Workload

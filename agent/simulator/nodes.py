@@ -6,7 +6,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from agent.simulator.hardware import GPU_SPECS, GPU_TYPES, gpu_spec, nearest_type
+from agent.cluster.gpus import GPU_SPECS, gpu_spec
+from agent.simulator.hardware import GPU_TYPES, nearest_type
 from agent.simulator.traces import OpenbNodes
 
 FloatArray = npt.NDArray[np.float64]

@@ -24,6 +24,8 @@ from examples.laptop.processes import DemoError, Supervisor
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
+if not console.is_terminal:
+    console = Console(width=110)  # tables in a log keep their columns
 
 
 class StoppedError(Exception):

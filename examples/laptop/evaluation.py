@@ -11,13 +11,14 @@ from pathlib import Path
 import numpy as np
 
 from agent.cluster import speeds_file
+from agent.cluster.gpus import gpu_spec
 from agent.cluster.growth import Catalogue, fill_speeds
 from agent.cluster.view import gpu_group
 from agent.scheduling.decision import Policy, make_policy
 from agent.simulator.engine import Simulation
-from agent.simulator.hardware import SpeedTable, gpu_spec
+from agent.simulator.hardware import SpeedTable
 from agent.simulator.manifest import GPU_PRODUCTS, label_values
-from agent.simulator.rollouts import Result, simulate
+from agent.simulator.runs import Result, simulate
 from agent.simulator.workloads import Workload, fastest_s
 from agent.statistics import Ratio, paired_ratio
 from common.weights import load

@@ -18,7 +18,7 @@ import yaml
 from agent.scheduling.decision import make_policy
 from agent.simulator.engine import new_simulation
 from agent.simulator.hardware import SpeedTable
-from agent.simulator.rollouts import Result, simulate
+from agent.simulator.runs import Result, simulate
 from agent.simulator.workloads import Workload
 from examples.laptop.members import MEMBERS, Member, clock_scale, horizon
 from examples.laptop.processes import DemoError, Supervisor, free_ports

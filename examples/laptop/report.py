@@ -10,6 +10,7 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+from rich import box
 from rich.table import Table
 
 from agent.statistics import Ratio
@@ -43,11 +44,13 @@ def _said(ratio: Ratio | None) -> str:
 def held_out_table(outcome: Outcome) -> Table:
     """Every member's arms on jobs that no agent has seen."""
     table = Table(
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
         title=f"Jobs that no agent has seen: {WINDOWS} windows of {EVALUATION_JOBS} jobs a member",
         caption="Mean over windows; unfinished jobs count elapsed plus what is left.\n"
         "* the difference is larger than its 95 % interval; all others are noise.",
     )
-    table.add_column("member")
+    table.add_column("member", no_wrap=True)
     table.add_column("policy", no_wrap=True)
     for column in ("mean, h", "p99, h", "makespan, h", "to Least-\nAllocated", "to best rule"):
         table.add_column(column, justify="right", no_wrap=True)
@@ -73,7 +76,9 @@ def held_out_table(outcome: Outcome) -> Table:
 def live_table(outcome: Outcome) -> Table:
     """What happened on the live clusters, one run each: no interval, so no claim."""
     table = Table(
-        title="The live clusters, jobs placed by the agents through kube-scheduler's protocol"
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        title="The live clusters, jobs placed by the agents through kube-scheduler's protocol",
     )
     table.add_column("member")
     for column in (

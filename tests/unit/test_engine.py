@@ -5,8 +5,9 @@ import math
 import numpy as np
 import pytest
 
-from agent.cluster.view import PENDING
+from agent.cluster.view import PENDING, imbalance
 from agent.learning.reward import RewardWeights
+from agent.learning.rollouts import rollout
 from agent.scheduling.decision import make_policy
 from agent.simulator.engine import (
     ABSENT,
@@ -27,7 +28,7 @@ from agent.simulator.engine import (
 )
 from agent.simulator.hardware import SpeedTable
 from agent.simulator.nodes import NodeMix
-from agent.simulator.rollouts import imbalance, result, rollout, simulate
+from agent.simulator.runs import result, simulate
 from agent.simulator.workloads import Workload
 from common.policy import initial_arrays
 

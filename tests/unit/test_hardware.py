@@ -5,8 +5,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.cluster.gpus import GPU_SPECS, gpu_spec
 from agent.simulator import hardware
-from agent.simulator.hardware import GPU_SPECS, GPU_TYPES, SpeedTable
+from agent.simulator.hardware import GPU_TYPES, SpeedTable
 from agent.simulator.nodes import measured_type, node_mix, openb_mix
 from agent.simulator.tables import SHIPPED, TraceError
 from agent.simulator.traces import read_openb_nodes, trace_file
@@ -60,12 +61,12 @@ def alone(job_type: str, gpus: int, speed: float) -> list[str]:
     ],
 )
 def test_a_product_name_finds_its_data_sheet(product: str, name: str) -> None:
-    assert hardware.gpu_spec(product) is GPU_SPECS[name]
+    assert gpu_spec(product) is GPU_SPECS[name]
 
 
 @pytest.mark.parametrize("product", ["", "G2", "NVIDIA-A100-SXM4-40GB-MIG-1g.5gb", "A1000", "GTX"])
 def test_an_unknown_product_or_a_slice_has_no_data_sheet(product: str) -> None:
-    assert hardware.gpu_spec(product) is None
+    assert gpu_spec(product) is None
 
 
 def test_gavels_tables_give_every_kind_that_ran_on_all_three_types(speeds: SpeedTable) -> None:

@@ -137,6 +137,26 @@ def test_a_restart_goes_on_where_the_last_round_was_committed(
     assert restarted.store.fates() == through.store.fates()
 
 
+def test_another_algorithm_or_state_starts_from_what_is_live(
+    build: Callable[..., Member], caplog: pytest.LogCaptureFixture
+) -> None:
+    member = build()
+    member.waits(1, 8)
+    member.learner.round()
+    fields = dict(member.settings.learn)
+    member.settings = Settings(
+        state=member.settings.state, learn=LearnSettings(**{**fields, "algorithm": "dqn"})
+    )
+    member.reopen()
+    assert "choose the former setting" in caplog.text
+    assert same(member.learner.arrays(), initial_arrays())  # nothing was live: the rule
+    assert member.learner.learning_rounds == 1
+    member.store.commit(blobs={"learner": b"\x93torn"})
+    member.reopen()
+    assert "another version" in caplog.text
+    assert member.store.fates()["learned"] == 7
+
+
 def test_a_batch_that_cannot_be_learned_from_is_set_aside(build: Callable[..., Member]) -> None:
     member = build()
     member.waits(1, 4)

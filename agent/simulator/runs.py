@@ -1,7 +1,7 @@
-"""Whole runs of a policy on the embedded cluster: results to compare, batches to learn from.
+"""Whole runs of a policy on the embedded cluster: results to compare, decisions to learn from.
 
-The benchmark and the gate call :func:`simulate`; the learner calls :func:`rollout` for experience
-that costs no user anything. Both drive the same decision as the live agent, in process.
+The benchmark and the gate call :func:`simulate`, the learner's rollouts call :func:`record`. Both
+drive the same decision as the live agent, in process.
 """
 
 import math
@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
+import numpy.typing as npt
 
 from agent.arrays import Bools, Floats, Ints, kernel
-from agent.cluster.view import CPU, GPUS, PENDING, RUNNING, View
-from agent.learning.batch import Batch
-from agent.learning.reward import DEFAULT_WEIGHTS, Interval, RewardWeights, rewards
+from agent.cluster.view import PENDING, RUNNING, imbalance
 from agent.scheduling.candidates import MAX_QUEUE_CANDIDATES, Candidates, new_candidates
 from agent.scheduling.decision import Policy, next_placement, seed_kernels
 from agent.simulator.engine import (
@@ -77,20 +76,6 @@ class Tape(NamedTuple):
     """[M] kills of the pod that the decision placed."""
     placed_by: Ints
     """[P] the decision that placed each pod last; −1 for none."""
-
-
-@kernel
-def imbalance(view: View) -> float:
-    """Σ (U_i − Ū)² over the ready nodes; U_i is GPUs given out, CPU where a node has no GPU."""
-    total = squares = n = 0.0
-    for i in range(len(view.gpu_type)):
-        if view.ready[i]:
-            r = GPUS if view.capacity[i, GPUS] > 0.0 else CPU
-            used = view.requested[i, r] / max(view.capacity[i, r], 1e-9)
-            total += used
-            squares += used * used
-            n += 1.0
-    return max(squares - total * total / n, 0.0) if n > 0.0 else 0.0
 
 
 @kernel
@@ -201,20 +186,34 @@ def result(sim: Simulation, decisions: int = 0) -> Result:
     )
 
 
-def rollout(
-    sim: Simulation,
-    policy: Policy,
-    *,
-    seed: int,
-    decisions: int,
-    mean_run_seconds: float,
-    weights: RewardWeights = DEFAULT_WEIGHTS,
-    until: float = _FOREVER,
-) -> Batch | None:
-    """Up to ``decisions`` consecutive decisions of a policy with their rewards, as one trajectory.
+@dataclass(frozen=True)
+class Trajectory:
+    """Consecutive decisions of one run, ``B`` of them with at most ``C`` candidates each."""
 
-    Use a policy with a temperature: a greedy one explores nothing. The simulation is used up.
-    Returns None where no decision arose.
+    features: npt.NDArray[np.float32]
+    """[B, C, FEATURE_COUNT]"""
+    mask: Bools
+    """[B, C] true for candidates."""
+    rule_scores: npt.NDArray[np.float32]
+    """[B, C]"""
+    action: Ints
+    """[B]"""
+    log_prob: npt.NDArray[np.float32]
+    """[B]"""
+    elapsed: Floats
+    """[B] seconds to the next decision, or to the end of the run."""
+    integrals: Floats
+    """[B, 3] ∫ pending dt, ∫ jobs dt and ∫ Σ (U_i − Ū)² dt from each decision to the next."""
+    oom_kills: Floats
+    """[B] kills of the pod that the decision placed."""
+
+
+def record(
+    sim: Simulation, policy: Policy, *, seed: int, decisions: int, until: float = _FOREVER
+) -> Trajectory | None:
+    """Run a fresh simulation for up to ``decisions`` decisions and keep each; None if none arose.
+
+    The simulation is used up.
     """
     seed_kernels(seed)
     pods, width = len(sim.state), MAX_QUEUE_CANDIDATES
@@ -233,18 +232,14 @@ def rollout(
     m = _record(sim, policy, np.ones(pods, np.bool_), out, until, tape)
     if m == 0:
         return None
-    gains = np.diff(tape.integrals[: m + 1], axis=0)
-    interval = Interval(gains[:, 0], gains[:, 1], gains[:, 2], tape.oom_kills[:m])
     columns = int(tape.counts[:m].max())
-    ends = np.zeros(m, np.bool_)
-    ends[-1] = True
-    return Batch(
+    return Trajectory(
         features=tape.features[:m, :columns].astype(np.float32),
         mask=np.arange(columns)[None, :] < tape.counts[:m, None],
         rule_scores=tape.rule_scores[:m, :columns].astype(np.float32),
         action=tape.action[:m],
         log_prob=tape.log_prob[:m].astype(np.float32),
-        reward=rewards(interval, mean_run_seconds, weights).total,
-        elapsed=np.diff(tape.time[: m + 1]).astype(np.float32),
-        ends=ends,
+        elapsed=np.diff(tape.time[: m + 1]),
+        integrals=np.diff(tape.integrals[: m + 1], axis=0),
+        oom_kills=tape.oom_kills[:m],
     )
