@@ -18,10 +18,10 @@ from rich.table import Table
 from agent.benchmark_latency import latency
 from agent.scheduling.decision import make_policy
 from agent.scheduling.rules import RULE_HELP, RULES
-from agent.simulator.engine import new_simulation
 from agent.simulator.hardware import SpeedTable, load_speeds
 from agent.simulator.nodes import NodeMix, node_mix
 from agent.simulator.runs import Result, simulate
+from agent.simulator.simulation import new_simulation
 from agent.simulator.traces import read_gavel, trace_file
 from agent.simulator.workloads import Options, Workload, window
 from agent.statistics import paired_ratio

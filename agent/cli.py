@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from agent.settings import Settings, SettingsError, load
+from agent.settings import PREFIX, Settings, SettingsError, load
 
 app = typer.Typer(
     help="One member cluster: answer kube-scheduler, learn, simulate.",
@@ -88,3 +88,20 @@ def simulate_cluster(
     from agent.simulator.cluster import simulate_cluster as run
 
     run(config=config, result=result, ready_file=ready_file, until=until)
+
+
+@app.command("settings")
+def print_settings(
+    simulator: Annotated[
+        bool, typer.Option("--simulate-cluster", help="Those of simulate-cluster instead.")
+    ] = False,
+) -> None:
+    """Print every setting with its default and its meaning, as a file for --config."""
+    from common.documented import documented_yaml
+
+    if simulator:
+        from agent.simulator.cluster_settings import ClusterSettings
+
+        typer.echo(documented_yaml(ClusterSettings, ""), nl=False)
+    else:
+        typer.echo(documented_yaml(Settings, PREFIX), nl=False)

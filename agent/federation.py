@@ -47,7 +47,8 @@ class LocalState:
     """What a learner has, as of one moment."""
 
     arrays: Arrays
-    """Its policy. Must not change after it was handed over."""
+    """The policy that it shares: the one that passed its gate. Must not change after it was handed
+    over."""
     learning_rounds: int
     """Learning rounds so far."""
     scheduled_pods: int
@@ -56,6 +57,9 @@ class LocalState:
     """Its own observations alone, by :func:`common.speeds.speed_key`."""
     metrics: dict[str, float]
     """Any; of these, names in :data:`common.metrics.DECLARED` are sent."""
+    candidate: Arrays | None = None
+    """The policy that it is learning on, where that is another: what it learns from an upload to
+    the answer is kept."""
 
 
 @dataclass(frozen=True)
@@ -70,8 +74,8 @@ class SharedPolicy:
     proximal_mu: float
     """Weight of the term ``mu/2 * ||w - w_global||**2`` in the learner's loss."""
     at_upload: Arrays | None = None
-    """The learner's policy at the upload that this one answers. What it learned since is kept by
-    :func:`common.weights.carry_progress`. None: take the policy as it is."""
+    """What the learner was learning on at the upload that this one answers. What it learned since
+    is kept by :func:`common.weights.carry_progress`. None: take the policy as it is."""
 
 
 class Learner(Protocol):
@@ -349,7 +353,8 @@ class Member:
             log.error("the speed table is left out of the upload: %s", error)
             speeds = {}
         self._state.round = task.round
-        self._state.upload, self._state.pending = copy(local.arrays), pending
+        candidate = local.arrays if local.candidate is None else local.candidate
+        self._state.upload, self._state.pending = copy(candidate), pending
         write_state(self._state_dir, self._state)
         log.info("round %d: uploading after %d scheduled pods", task.round, pods)
         return pb.MemberMessage(

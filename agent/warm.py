@@ -10,10 +10,11 @@ import numpy as np
 
 from agent.learning.rollouts import rollout
 from agent.scheduling.decision import decide_node, decide_queue, make_policy
-from agent.simulator.engine import advance, copy_simulation, new_simulation
+from agent.simulator.engine import advance
 from agent.simulator.hardware import load_speeds
 from agent.simulator.nodes import node_mix
 from agent.simulator.runs import simulate
+from agent.simulator.simulation import copy_simulation, new_simulation
 from agent.simulator.traces import read_gavel, trace_file
 from agent.simulator.workloads import window
 from common.policy import initial_arrays

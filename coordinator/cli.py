@@ -11,6 +11,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from common.documented import documented_yaml
 from common.identity import (
     CERTIFICATE_DAYS,
     Bundle,
@@ -22,7 +23,7 @@ from common.identity import (
     write_bundle,
 )
 from coordinator.registry import RegistryError
-from coordinator.settings import CoordinatorSettings, SettingsError, load_settings
+from coordinator.settings import PREFIX, CoordinatorSettings, SettingsError, load_settings
 from coordinator.setup import initialise, open_registry, utc_now
 
 app = typer.Typer(
@@ -136,6 +137,12 @@ def members(config: Config = None, state_dir: StateDir = None) -> None:
             )
         registry.close()
         Console().print(table)
+
+
+@app.command("settings")
+def print_settings() -> None:
+    """Print every setting with its default and its meaning, as a file for --config."""
+    typer.echo(documented_yaml(CoordinatorSettings, PREFIX), nl=False)
 
 
 @app.command()

@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import create_engine, delete, event, func, select, update
 from sqlalchemy.engine import Engine
-from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.exc import DatabaseError, OperationalError, SQLAlchemyError
 from sqlalchemy.orm import Session, sessionmaker
 
 from common.identity import check_member_name
@@ -32,11 +32,29 @@ def _tune_sqlite(connection: Any, _record: Any) -> None:
     cursor.close()
 
 
+def _check_sqlite(engine: Engine) -> None:
+    """Refuse a damaged file, and never begin a new one by oneself: it holds who is shut out."""
+    try:
+        with engine.connect() as connection:
+            verdict = connection.exec_driver_sql("PRAGMA quick_check(1)").scalar()
+    except OperationalError:
+        raise  # missing, locked or on a full disk: that says nothing against the file
+    except DatabaseError as error:
+        verdict = error.orig
+    if verdict != "ok":
+        why = " ".join(str(verdict).split())
+        raise RegistryError(
+            f"the registry {engine.url.database} is damaged ({why}); restore it from a copy, or "
+            "move it away, start anew and enroll every member again"
+        )
+
+
 def _open(url: str) -> Engine:
     try:
         engine = create_engine(url)
         if engine.dialect.name == "sqlite":
             event.listen(engine, "connect", _tune_sqlite)
+            _check_sqlite(engine)
         Base.metadata.create_all(engine)
     except (SQLAlchemyError, ImportError) as error:
         raise RegistryError(

@@ -14,7 +14,7 @@ from pydantic_settings import BaseSettings, SettingsConfigDict
 
 StrategyName = Literal["fedavg", "fedprox", "fedmedian", "fedtrimmedavg", "krum", "multikrum"]
 
-_PREFIX = "FEDSCHED_COORDINATOR_"
+PREFIX = "FEDSCHED_COORDINATOR_"
 
 
 class SettingsError(ValueError):
@@ -25,7 +25,7 @@ class CoordinatorSettings(BaseSettings):
     """All settings of ``fedsched coordinator``."""
 
     model_config = SettingsConfigDict(
-        env_prefix=_PREFIX, extra="forbid", use_attribute_docstrings=True
+        env_prefix=PREFIX, extra="forbid", use_attribute_docstrings=True
     )
 
     state_dir: Path = Path("fedsched-coordinator")
@@ -140,7 +140,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> CoordinatorSett
             raise SettingsError(f"{path} must hold names and values, one 'name: value' a line")
         # A value given here would win over the environment; the file must not.
         set_outside = {name.upper() for name in os.environ}
-        values = {k: v for k, v in read.items() if f"{_PREFIX}{k}".upper() not in set_outside}
+        values = {k: v for k, v in read.items() if f"{PREFIX}{k}".upper() not in set_outside}
     try:
         return CoordinatorSettings(**{**values, **overrides})
     except ValidationError as error:

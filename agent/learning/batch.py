@@ -29,7 +29,7 @@ class Batch:
     reward: F32
     """[B] reward from this decision to the next, own delayed outcome included; dimensionless."""
     elapsed: F32
-    """[B] cluster seconds from this decision to the next."""
+    """[B] time to the next decision, in mean run times of a job; infinite at a true end."""
     ends: npt.NDArray[np.bool_]
     """[B] whether no decision of the same trajectory follows this row in the batch."""
 

@@ -15,7 +15,13 @@ from torch.nn import functional
 
 from agent.learning.algorithm import Algorithm, Tensors, tensors
 from agent.learning.batch import Batch
-from agent.learning.network import Network, load_arrays, policy_entropy, policy_log_probs
+from agent.learning.network import (
+    Network,
+    load_arrays,
+    mean_square,
+    policy_entropy,
+    policy_log_probs,
+)
 from agent.learning.replay import Replay
 from agent.learning.returns import discount, discounted_returns
 from common.weights import Arrays
@@ -27,8 +33,8 @@ class DqnSettings:
 
     learning_rate: float = 5e-4
     """Adam's step size."""
-    tau: float = 3600.0
-    """Horizon in cluster seconds: the discount over Δt seconds is exp(−Δt/τ)."""
+    tau: float = 10.0
+    """Horizon in mean run times of a job: the discount over a time Δt is exp(−Δt/τ)."""
     advantage_scale: float = 0.5
     """What one unit of score is worth in units of the (scaled) return."""
     capacity: int = 4096
@@ -45,6 +51,9 @@ class DqnSettings:
     """Share of the way that the target network goes towards the network in each step."""
     max_grad_norm: float = 10.0
     """Norm to which a gradient is clipped."""
+    restraint: float = 0.1
+    """Weight of the candidates' mean squared correction: without evidence the policy returns to the
+    rule."""
     temperature: float = 0.25
     """Softmax temperature of the acting policy, in the unit of the rule's score."""
     reward_scale: float | None = None
@@ -161,7 +170,9 @@ class Dqn(Algorithm):
         q = self._q(self.network, sample.now).gather(1, sample.now.action.unsqueeze(1)).squeeze(1)
         td_loss = functional.smooth_l1_loss(q, target)
         proximal = self.proximal.term()
-        loss = td_loss + proximal
+        corrections, _ = self.network(sample.now.features, sample.now.mask)
+        restraint = s.restraint * mean_square(corrections, sample.now.mask).mean()
+        loss = td_loss + restraint + proximal
         grad_norm = self._step(loss, s.max_grad_norm)
         with torch.no_grad():
             pairs = zip(self.target.parameters(), self.network.parameters(), strict=True)

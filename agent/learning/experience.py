@@ -254,7 +254,7 @@ def _batch(
         action=np.array([row.action for row in rows], np.int64),
         log_prob=column([row.log_prob for row in rows]).astype(np.float32),
         reward=earned.total,
-        elapsed=elapsed.astype(np.float32),
+        elapsed=(elapsed / mean_run_seconds).astype(np.float32),
         ends=followers != behind,
     )
     metrics = {

@@ -92,7 +92,8 @@ class OnlineLearner:
         )
         self.speeds = SpeedModel()
         self.learning_rounds = self.transitions = 0
-        self.live = Live()
+        # What a state that is missing or lost is replaced by; a sound one replaces this.
+        self.live = promotion.begin(settings.policy_file, self.algorithm.set_weights)
         self.shared = False
         self.metrics: dict[str, float] = {}
         self._restore()
@@ -279,14 +280,10 @@ class OnlineLearner:
             log.debug("%s", error)
             return []
 
-    # ---- speeds ----
-
     def speeds_now(self) -> SpeedModel:
         """The speed model with all that the store has seen."""
         self.speeds.update(self.store.speed_sums())
         return self.speeds
-
-    # ---- state ----
 
     def _restore(self) -> None:
         content = self.store.blob(STATE_BLOB)
@@ -359,10 +356,18 @@ class OnlineLearner:
             self.metrics["mean_completion_seconds"] = float(np.mean(completion))
             self.metrics["p99_completion_seconds"] = float(np.quantile(completion, 0.99))
 
+    def _judged(self) -> Arrays:
+        """What is shared: the policy that passed the gate, so that peers average judged ones.
+
+        Before any has, the shared policy as it came: no opinion.
+        """
+        return self.live.arrays() or self.algorithm.proximal.arrays() or initial_arrays()
+
     def _snapshot(self) -> LocalState:
         scheduled = int(self.store.counter("scheduled"))
         return LocalState(
-            arrays=self.arrays(),
+            arrays=self._judged(),
+            candidate=self.arrays(),
             learning_rounds=self.learning_rounds,
             scheduled_pods=scheduled,
             speeds=self.speeds_now().rows(),

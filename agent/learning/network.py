@@ -88,3 +88,8 @@ def policy_entropy(log_probs: Tensor) -> Tensor:
     # p·log p is 0 at p = 0, but floating point makes it 0·(−inf): NaN, in the gradient as well.
     finite = log_probs.masked_fill(torch.isneginf(log_probs), 0.0)
     return -(log_probs.exp() * finite).sum(-1)
+
+
+def mean_square(corrections: Tensor, mask: Tensor) -> Tensor:
+    """Mean squared correction of each decision's candidates [B], what restrains the policy."""
+    return corrections.square().sum(1) / mask.sum(1).clamp(min=1)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 from agent.learning.algorithm import Algorithm, Tensors, tensors
 from agent.learning.batch import Batch
-from agent.learning.network import policy_entropy, policy_log_probs
+from agent.learning.network import mean_square, policy_entropy, policy_log_probs
 from agent.learning.returns import F64, discount, discounted_returns
 
 
@@ -26,12 +26,16 @@ class PpoSettings:
     """Adam's step size."""
     clip: float = 0.2
     """How far the ratio of new to old probability may leave 1 and still be rewarded."""
-    tau: float = 3600.0
-    """Horizon in cluster seconds: the discount over Δt seconds is exp(−Δt/τ)."""
+    tau: float = 10.0
+    """Horizon in mean run times of a job: the discount over a time Δt is exp(−Δt/τ)."""
     gae_lambda: float = 0.95
     """GAE's λ per decision: 0 trusts the value head, 1 the observed rewards."""
-    entropy: float = 0.003
-    """Weight of the entropy bonus, per nat."""
+    entropy: float = 0.0
+    """Weight of the entropy bonus, per nat. Off: the rule's scores keep the policy soft, and
+    a bonus drifts away from the rule wherever rewards say little."""
+    restraint: float = 0.5
+    """Weight of the candidates' mean squared correction: without evidence the policy returns to the
+    rule."""
     value: float = 0.5
     """Weight of the value loss."""
     epochs: int = 4
@@ -87,9 +91,9 @@ def gae(
         reward: [B] from each decision to the next.
         value: [B] of the state that was decided in.
         next_value: [B] of the state after it, see :func:`successor_values`.
-        elapsed: [B] cluster seconds to the next decision; infinite at a true end.
+        elapsed: [B] mean run times to the next decision; infinite at a true end.
         ends: [B] whether a trajectory's last row.
-        tau: horizon in cluster seconds.
+        tau: horizon, in the same unit.
         gae_lambda: λ in 0..1.
 
     Returns:
@@ -135,13 +139,13 @@ class Ppo(Algorithm):
             reward_scale=self.settings.reward_scale,
         )
 
-    def _evaluate(self, data: Tensors) -> tuple[Tensor, Tensor, Tensor]:
-        """Log probability of the taken action [M], entropy [M] and value [M]."""
+    def _evaluate(self, data: Tensors) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        """Log probability of the taken action, entropy, value and mean squared correction; [M]."""
         corrections, value = self.network(data.features, data.mask)
         scores = data.rule_scores + corrections
         log_probs = policy_log_probs(scores, data.mask, self.settings.temperature)
         taken = log_probs.gather(1, data.action.unsqueeze(1)).squeeze(1)
-        return taken, policy_entropy(log_probs), value
+        return taken, policy_entropy(log_probs), value, mean_square(corrections, data.mask)
 
     def _learn(self, batch: Batch) -> dict[str, float]:
         s = self.settings
@@ -153,7 +157,7 @@ class Ppo(Algorithm):
         # Where another policy made the decision (an older one, or a greedy one), the row is
         # weighted by how much likelier this one is to make it: 1 where they are the same.
         with torch.no_grad():
-            old_log_prob, _, old_value = self._evaluate(data)
+            old_log_prob, _, old_value, _ = self._evaluate(data)
             behaviour = torch.from_numpy(batch.log_prob.astype(np.float32))
             importance = (old_log_prob - behaviour).exp().clamp(max=s.importance_limit)
 
@@ -174,7 +178,7 @@ class Ppo(Algorithm):
             order = self.rng.permutation(len(batch))
             for start in range(0, len(batch), s.minibatch):
                 rows = torch.from_numpy(order[start : start + s.minibatch])
-                log_prob, entropy, value_now = self._evaluate(data.rows(rows))
+                log_prob, entropy, value_now, squared = self._evaluate(data.rows(rows))
                 # Forced rows (one candidate) offer no choice: only the value learns from them.
                 weight = free[rows].to(log_prob.dtype)
                 count = weight.sum().clamp(min=1.0)
@@ -185,7 +189,9 @@ class Ppo(Algorithm):
                 entropy_mean = (entropy * weight).sum() / count
                 value_loss = 0.5 * (value_now - target[rows]).square().mean()
                 proximal = self.proximal.term()
-                loss = policy_loss - s.entropy * entropy_mean + s.value * value_loss + proximal
+                restraint = s.restraint * (squared * weight).sum() / count
+                loss = policy_loss - s.entropy * entropy_mean + s.value * value_loss
+                loss = loss + restraint + proximal
                 with torch.no_grad():
                     # http://joschu.net/blog/kl-approx.html, the estimator of low variance.
                     kl = (((ratio - 1.0) - log_ratio) * weight).sum() / count

@@ -6,6 +6,7 @@ leaves no difference.
 """
 
 import logging
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -171,3 +172,22 @@ def write_live(path: Path, live: Live) -> bool:
         },
     )
     return True
+
+
+def begin(path: Path, set_weights: Callable[[Arrays], None]) -> Live:
+    """Let a learner that has no state, or lost it, start from the policy file if there is one.
+
+    Returns what is live; none where the file is missing or does not fit.
+    """
+    if not path.exists():
+        return Live()
+    try:
+        arrays, about = load(path)
+        version = about["version"]
+        if about.get("features_version") != str(FEATURES_VERSION):
+            raise ValueError("it was made for other features")
+        set_weights(arrays)
+    except (ValueError, KeyError) as error:
+        log.warning("%s is no start for learning: %s", path, error)
+        return Live()
+    return Live(version=version, weights={version: save_arrays(arrays)})

@@ -13,7 +13,7 @@ F64 = npt.NDArray[np.float64]
 
 
 def discount(elapsed: npt.NDArray[np.floating], tau: float) -> F64:
-    """``exp(−elapsed / tau)`` [B], both in cluster seconds.
+    """``exp(−elapsed / tau)`` [B], both in mean run times of a job.
 
     An infinite ``elapsed`` marks a true end: nothing that follows counts, the discount is 0.
     """

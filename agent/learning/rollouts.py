@@ -5,8 +5,8 @@ import numpy as np
 from agent.learning.batch import Batch
 from agent.learning.reward import DEFAULT_WEIGHTS, Interval, RewardWeights, rewards
 from agent.scheduling.decision import Policy
-from agent.simulator.engine import Simulation
 from agent.simulator.runs import record
+from agent.simulator.simulation import Simulation
 
 
 def rollout(
@@ -37,6 +37,6 @@ def rollout(
         action=run.action,
         log_prob=run.log_prob,
         reward=rewards(interval, mean_run_seconds, weights).total,
-        elapsed=run.elapsed.astype(np.float32),
+        elapsed=(run.elapsed / mean_run_seconds).astype(np.float32),
         ends=ends,
     )

@@ -19,9 +19,9 @@ from agent.cluster.view import GPUS_PER_NODE, gpu_group
 from agent.journal import PodEvent
 from agent.learning.speeds import Kind, SpeedModel
 from agent.learning.store import Store
-from agent.simulator.engine import Simulation, new_simulation
 from agent.simulator.hardware import SpeedTable, peak_ratio
 from agent.simulator.nodes import NO_GPU, NodeMix
+from agent.simulator.simulation import Simulation, new_simulation
 from agent.simulator.workloads import ANY_TYPE, CPU_ONLY, Workload
 
 LEAST_JOBS = 20

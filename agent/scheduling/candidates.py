@@ -11,25 +11,29 @@ import numpy as np
 
 from agent.arrays import Bools, Floats, Ints, inlined, kernel
 from agent.cluster.view import (
-    CPU,
     GPU_GROUPS,
-    GPU_MEMORY,
     GPUS,
-    MEMORY,
     PENDING,
     RUNNING,
     SHARE,
-    USAGE_CPU,
-    USAGE_MEMORY,
     View,
     gpu_group,
+)
+from agent.scheduling.description import (
+    AGAINST_BEST,
+    WAIT,
+    Queue,
+    clip,
+    describe_cluster,
+    describe_node,
+    describe_pod,
+    gpus_asked,
 )
 from agent.scheduling.rules import (
     NEVER,
     Context,
     Effects,
     Rule,
-    idle_gpus,
     new_effects,
     node_cost,
     order_key,
@@ -48,13 +52,6 @@ ORDER_SCORE = 0.25
 """What a unit of distance in the rule's order costs a candidate."""
 LOWEST_SCORE = -3.0
 
-# Column numbers as constants of the kernels; a test holds them equal to common.features.
-POD_SIZE, POD_GPUS, POD_SHARE, POD_WAITED, POD_SLACK, POD_SAME_KIND, POD_ORDER = range(7)
-WAIT, TFLOPS, BANDWIDTH, NODE_GPU_MEMORY, CPU_LEFT, MEMORY_LEFT, GPUS_LEFT = range(7, 14)
-GPU_MEMORY_LEFT, CPU_USED, MEMORY_USED, EXACT_FIT = range(14, 18)
-SLOWDOWN, AGAINST_BEST, ON_POD, ON_NEIGHBOURS, FRAGMENTS, BEST_IN, WHOLE_NODE_IN = range(18, 25)
-QUEUE_LENGTH, QUEUE_GPUS, QUEUE_WORK, QUEUE_AHEAD, TYPE_FREE, FREE, RUNNING_PODS = range(25, 32)
-
 
 class Candidates(NamedTuple):
     """Room for the candidates of one decision; ``M`` rows."""
@@ -71,23 +68,6 @@ class Candidates(NamedTuple):
     """[M] the network's; filled by the decision."""
 
 
-class Queue(NamedTuple):
-    """What is true of the whole queue at one moment."""
-
-    order: Ints
-    """[Q] pending pod slots in the rule's order."""
-    keys: Floats
-    """[Q] their order keys, sorted."""
-    gpus: float
-    """GPUs asked for."""
-    work: float
-    """Expected GPU-seconds on the fastest type."""
-    same_kind: Ints
-    """[K] pending pods by kind."""
-    gangs: Ints
-    """[4] pending pods by gang size."""
-
-
 def new_candidates(rows: int) -> Candidates:
     """Room for ``rows`` candidates."""
     return Candidates(
@@ -97,13 +77,6 @@ def new_candidates(rows: int) -> Candidates:
         np.zeros(rows),
         np.zeros(rows),
     )
-
-
-@inlined
-def gpus_asked(view: View, pod: int) -> float:
-    """GPUs that the pod asks for, a share counted as its part."""
-    share = view.request[pod, SHARE]
-    return share if share > 0.0 else view.request[pod, GPUS]
 
 
 @kernel
@@ -129,124 +102,11 @@ def survey_order(view: View, context: Context, rule: Rule, eligible: Bools) -> Q
 
 
 @kernel
-def _clip(x: float, low: float, high: float) -> float:
-    return low if x < low else (high if x > high else x)
-
-
-@kernel
-def _describe_cluster(view: View, context: Context, queue: Queue, row: Floats) -> None:
-    """Fill the columns that are the same for every candidate of a decision."""
-    total = idle = 0.0
-    for t in range(len(context.total)):
-        total += context.total[t]
-        idle += context.idle[t]
-    total = max(total, 1.0)
-    mean = math.exp(context.mean_size)
-    row[QUEUE_LENGTH] = math.log1p(view.counts[PENDING]) / 4.0
-    row[QUEUE_GPUS] = math.log1p(queue.gpus / total)
-    row[QUEUE_WORK] = math.log1p(queue.work / context.speed / mean) / 2.0
-    row[FREE] = idle / total
-    row[RUNNING_PODS] = min(view.counts[RUNNING] / total, 3.0)
-
-
-@kernel
-def _describe_pod(
-    view: View,
-    context: Context,
-    queue: Queue,
-    pod: int,
-    distance: float,
-    ahead: float,
-    row: Floats,
-) -> None:
-    """Fill the pod's columns and the cluster's as seen from the pod."""
-    log_time = pod_log_run_time(view, context, pod)
-    time = math.exp(log_time)
-    kind, now = view.kind[pod], view.clock[0]
-    row[POD_SIZE] = _clip((log_time - context.mean_size) / 2.0, -3.0, 3.0)
-    row[POD_GPUS] = (
-        math.log2(view.request[pod, GPUS]) / 3.0
-        if view.request[pod, GPUS] > 0
-        else (0.0 if view.request[pod, SHARE] > 0.0 else -1.0 / 3.0)
-    )
-    row[POD_SHARE] = view.request[pod, SHARE]
-    row[POD_WAITED] = math.log1p(max(now - view.arrival[pod], 0.0) / time) / 2.0
-    row[POD_SLACK] = _clip((view.deadline[pod] - now) / time, -2.0, 2.0)
-    row[POD_SAME_KIND] = math.log1p(queue.same_kind[kind]) / 2.0
-    row[POD_ORDER] = _clip(distance, 0.0, 3.0)
-    row[QUEUE_AHEAD] = min(math.log1p(ahead / context.speed / time) / 2.0, 3.0)
-    group, best = gpu_group(view.kind_gpus[kind]), -1
-    for t in range(len(context.total)):
-        if (
-            context.total[t] > 0.0
-            and (view.allowed[pod] >> t) & 1
-            and (best < 0 or view.slowdown[kind, t] < view.slowdown[kind, best])
-        ):
-            best = t
-    if best >= 0:
-        row[BEST_IN] = min(math.log1p(context.free_in[best, group] / time) / 2.0, 3.0)
-
-
-@kernel
-def _describe_node(
-    view: View,
-    context: Context,
-    queue: Queue,
-    pod: int,
-    node: int,
-    effects: Effects,
-    row: Floats,
-) -> None:
-    """Fill the node's columns and the predicted effect of the placement."""
-    time = math.exp(pod_log_run_time(view, context, pod))
-    t = view.gpu_type[node]
-    capacity, requested, asked = view.capacity[node], view.requested[node], view.request[pod]
-    row[CPU_LEFT] = (capacity[CPU] - requested[CPU] - asked[CPU]) / max(capacity[CPU], 1e-9)
-    row[MEMORY_LEFT] = (capacity[MEMORY] - requested[MEMORY] - asked[MEMORY]) / max(
-        capacity[MEMORY], 1e-9
-    )
-    cpu, memory = view.usage[node, USAGE_CPU], view.usage[node, USAGE_MEMORY]
-    row[CPU_USED] = requested[CPU] / max(capacity[CPU], 1e-9) if math.isnan(cpu) else cpu
-    row[MEMORY_USED] = (
-        requested[MEMORY] / max(capacity[MEMORY], 1e-9) if math.isnan(memory) else memory
-    )
-    row[SLOWDOWN] = min(effects.slowdown[node], 3.5)
-    row[ON_POD] = min(effects.on_pod[node], 3.0)
-    row[ON_NEIGHBOURS] = math.log1p(effects.delay[node] / time) / 2.0
-    if t < 0:
-        return
-    row[TFLOPS] = view.gpu_spec[t, 0] / 50.0
-    row[BANDWIDTH] = view.gpu_spec[t, 1] / 2000.0
-    row[NODE_GPU_MEMORY] = view.gpu_spec[t, 2] / 80.0
-    idle = idle_gpus(view, node)
-    takes, on_gpus, wanted = 0, 0.0, 0
-    for g in range(int(capacity[GPUS])):
-        on_gpus += view.gpu_memory_requested[node, g]
-        if effects.mask[node] > 0 and (effects.mask[node] >> g) & 1:
-            wanted += 1
-            if view.gpu_share[node, g] <= 1e-6:
-                takes += 1
-    left = idle - takes
-    row[GPUS_LEFT] = left / 8.0
-    row[EXACT_FIT] = 1.0 if takes > 0 and left == 0 else 0.0
-    memory_total = max(view.gpu_memory[node] * capacity[GPUS], 1e-9)
-    row[GPU_MEMORY_LEFT] = 1.0 - (on_gpus + wanted * asked[GPU_MEMORY]) / memory_total
-    usable = 0
-    for group in range(GPU_GROUPS):
-        if queue.gangs[group] > 0 and (1 << group) <= left:
-            usable = left // (1 << group) * (1 << group)
-            break
-    row[FRAGMENTS] = (left - usable) / 8.0
-    row[WHOLE_NODE_IN] = min(math.log1p(context.free_in[t, 3] / time) / 2.0, 3.0)
-    row[TYPE_FREE] = context.idle[t] / max(context.total[t], 1.0)
-
-
-@kernel
 def _against(cost: float, other: float) -> float:
     """Difference of two costs in the unit of the rule's score, −3 to 3; NEVER counts as 3."""
     if other >= NEVER:
         return -3.0
-    return _clip(cost - other, -3.0, 3.0)
+    return clip(cost - other, -3.0, 3.0)
 
 
 @inlined
@@ -304,7 +164,7 @@ def survey_queue(
     effects, costs = new_effects(nodes), np.empty(nodes)
     cluster = np.zeros(FEATURE_COUNT)
     if describe:
-        _describe_cluster(view, context, queue, cluster)
+        describe_cluster(view, context, queue, cluster)
     rows, groups, ahead = 0, 0, 0.0
     has_room = np.zeros(types, np.int64)
     for i in range(len(queue.order)):
@@ -365,7 +225,7 @@ def survey_queue(
             return pod_choice, node_choice, rows, rule_row
     first = queue.order[0]
     out.features[rows] = cluster
-    _describe_pod(view, context, queue, first, 0.0, 0.0, out.features[rows])
+    describe_pod(view, context, queue, first, 0.0, 0.0, out.features[rows])
     out.features[rows, WAIT] = 1.0
     out.pods[rows] = out.nodes[rows] = -1
     out.rule_scores[rows] = 0.0 if pod_choice < 0 else WAIT_SCORE
@@ -400,13 +260,13 @@ def _add_rows(
         best = min(costs[node], alternative)
         row = out.features[rows]
         row[:] = cluster
-        _describe_pod(view, context, queue, pod, distance, ahead, row)
-        _describe_node(view, context, queue, pod, node, effects, row)
+        describe_pod(view, context, queue, pod, distance, ahead, row)
+        describe_node(view, context, queue, pod, node, effects, row)
         row[AGAINST_BEST] = _against(costs[node], alternative)
         out.pods[rows], out.nodes[rows] = pod, node
         score = best - costs[node]
         score -= ORDER_SCORE * min(max(distance, 0.0), 3.0)
-        out.rule_scores[rows] = _clip(score, LOWEST_SCORE, NOT_CHOSEN)
+        out.rule_scores[rows] = clip(score, LOWEST_SCORE, NOT_CHOSEN)
         rows += 1
     return rows
 
@@ -432,8 +292,8 @@ def survey_nodes(
     effects, costs = new_effects(len(view.gpu_type)), np.empty(len(nodes))
     predict_effects(view, context, pod, effects)
     cluster = np.zeros(FEATURE_COUNT)
-    _describe_cluster(view, context, queue, cluster)
-    _describe_pod(view, context, queue, pod, 0.0, 0.0, cluster)
+    describe_cluster(view, context, queue, cluster)
+    describe_pod(view, context, queue, pod, 0.0, 0.0, cluster)
     best = -1
     for i in range(len(nodes)):
         costs[i] = node_cost(view, rule, pod, nodes[i], effects)
@@ -451,9 +311,9 @@ def survey_nodes(
         if costs[i] >= NEVER:
             out.rule_scores[i] = LOWEST_SCORE
             continue
-        _describe_node(view, context, queue, pod, nodes[i], effects, row)
+        describe_node(view, context, queue, pod, nodes[i], effects, row)
         same = view.gpu_type[nodes[i]] == view.gpu_type[nodes[best]]
         row[AGAINST_BEST] = _against(costs[i], second if same else costs[best])
-        out.rule_scores[i] = _clip(costs[best] - costs[i], LOWEST_SCORE, NOT_CHOSEN)
+        out.rule_scores[i] = clip(costs[best] - costs[i], LOWEST_SCORE, NOT_CHOSEN)
     out.rule_scores[best] = 0.0
     return best

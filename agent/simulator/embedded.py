@@ -19,22 +19,18 @@ from agent.cluster.view import USAGE_CPU, USAGE_MEMORY, fits
 from agent.simulator import manifest, report
 from agent.simulator.api import KubernetesApi
 from agent.simulator.cluster_settings import ClusterSettings
-from agent.simulator.engine import (
-    ACTIVE,
-    DONE,
-    SUCCEEDED,
-    TELEMETRY_S,
-    WAITING,
-    advance,
-    copy_simulation,
-    measure,
-    new_simulation,
-    next_event,
-    place,
-)
+from agent.simulator.engine import TELEMETRY_S, advance, measure, next_event, place
 from agent.simulator.extender_client import Extender
 from agent.simulator.hardware import load_speeds
 from agent.simulator.kube_scheduler import KubeScheduler, feasible_nodes, plugin_scores
+from agent.simulator.simulation import (
+    ACTIVE,
+    DONE,
+    SUCCEEDED,
+    WAITING,
+    copy_simulation,
+    new_simulation,
+)
 from agent.simulator.store import Collection, Json, Store
 
 UNPACED_EPOCH = datetime(2026, 1, 1, tzinfo=UTC).timestamp()

@@ -8,7 +8,9 @@ from collections.abc import Sequence
 import numpy as np
 
 from agent.arrays import Ints
-from agent.simulator.engine import (
+from agent.simulator.engine import completion_times
+from agent.simulator.extender_client import FAILURES, Extender
+from agent.simulator.simulation import (
     ABSENT,
     ACTIVE,
     FAILED,
@@ -16,9 +18,7 @@ from agent.simulator.engine import (
     SUCCEEDED,
     WAITING,
     Simulation,
-    completion_times,
 )
-from agent.simulator.extender_client import FAILURES, Extender
 from agent.simulator.store import Json
 
 STATES = {

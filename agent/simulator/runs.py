@@ -15,16 +15,8 @@ from agent.arrays import Bools, Floats, Ints, kernel
 from agent.cluster.view import PENDING, RUNNING, imbalance
 from agent.scheduling.candidates import MAX_QUEUE_CANDIDATES, Candidates, new_candidates
 from agent.scheduling.decision import Policy, next_placement, seed_kernels
-from agent.simulator.engine import (
-    DONE,
-    FAILED,
-    OOM_KILLS,
-    SUCCEEDED,
-    Simulation,
-    advance,
-    completion_times,
-    place,
-)
+from agent.simulator.engine import advance, completion_times, place
+from agent.simulator.simulation import DONE, FAILED, OOM_KILLS, SUCCEEDED, Simulation
 from common.features import FEATURE_COUNT
 
 _FOREVER = math.inf

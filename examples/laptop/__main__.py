@@ -12,13 +12,14 @@ from typing import Annotated, Literal
 
 import typer
 from rich.console import Console
+from rich.markup import escape
 
 from agent.simulator.hardware import load_speeds
 from agent.simulator.tables import TraceError
 from examples.laptop import report
 from examples.laptop.display import Display
 from examples.laptop.evaluation import ALONE, FEDERATED, WINDOWS, evaluate
-from examples.laptop.federation import Federation
+from examples.laptop.federation import LEAST_ROUNDS, Federation
 from examples.laptop.members import MEMBERS
 from examples.laptop.processes import DemoError, Supervisor
 
@@ -28,26 +29,65 @@ if not console.is_terminal:
     console = Console(width=110)  # tables in a log keep their columns
 
 
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+
+
 class StoppedError(Exception):
-    """Ctrl-C or SIGTERM."""
+    """Ctrl-C, SIGTERM, or a terminal that was closed."""
 
 
 @contextlib.contextmanager
-def stoppable() -> Iterator[None]:
-    """Turn SIGINT and SIGTERM into :class:`StoppedError`, once; a second one is passed over."""
+def stoppable(supervisor: Supervisor) -> Iterator[None]:
+    """Turn the first signal into :class:`StoppedError`; end all processes, however it ends.
+
+    Once the ending has begun signals are passed over: an impatient second Ctrl-C must not leave
+    processes behind.
+    """
 
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, signal.SIG_IGN)
+        pass_over()
         raise StoppedError(signal.Signals(number).name)
 
-    before = {name: signal.signal(name, stop) for name in (signal.SIGINT, signal.SIGTERM)}
+    def pass_over() -> None:
+        for name in SIGNALS:
+            signal.signal(name, signal.SIG_IGN)
+
+    before = {name: signal.signal(name, stop) for name in SIGNALS}
     try:
         yield
     finally:
+        pass_over()
+        supervisor.stop()
         for name, handler in before.items():
             signal.signal(name, handler)
+
+
+def prepare(output: Path, json_file: Path | None) -> Path:
+    """Make the folders now, so that no figure is lost at the end for want of one.
+
+    Returns the folder of this run. Raises DemoError where something cannot be written.
+    """
+    try:
+        run = Path(tempfile.mkdtemp(prefix="run-", dir=made(output))).resolve()
+        if json_file is not None:
+            new = not made(json_file.parent).joinpath(json_file.name).exists()
+            with json_file.open("a"):  # what an earlier run wrote stays until this one ends
+                pass
+            if new:
+                json_file.unlink()
+    except OSError as error:
+        raise DemoError(
+            f"{error.filename or output} cannot be written ({error.strerror}); "
+            "name another place with --out or --json"
+        ) from error
+    return run
+
+
+def made(folder: Path) -> Path:
+    """The folder, made where it is missing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    return folder
 
 
 @app.command()
@@ -66,8 +106,15 @@ def demo(
         Path | None, typer.Option("--json", help="Also write all figures to this file.")
     ] = None,
     dashboard_port: Annotated[
-        int, typer.Option(help="Port of the dashboard; 0 takes a free one.")
+        int, typer.Option(min=0, max=65535, help="Port of the dashboard; 0 takes a free one.")
     ] = 0,
+    rounds: Annotated[
+        int,
+        typer.Option(min=1, help="Federation rounds to wait for, a minute at most, at the end."),
+    ] = LEAST_ROUNDS,
+    windows: Annotated[
+        int, typer.Option(min=2, help="Windows of unseen jobs that each policy is judged on.")
+    ] = WINDOWS,
 ) -> None:
     """A whole federation on this machine: a hub and three unlike simulated clusters.
 
@@ -75,43 +122,37 @@ def demo(
     hub blends what the agents learned over mutually authenticated gRPC. No Kubernetes is needed.
     FEDSCHED_TRACES names a folder of full traces to use instead of the shipped slices.
     """
-    output.mkdir(parents=True, exist_ok=True)
-    run = Path(tempfile.mkdtemp(prefix="run-", dir=output))
     supervisor = Supervisor(say=lambda text: console.print(f"[yellow]![/yellow] {text}"))
     status = 0
+    run: Path | None = None
     try:
-        with stoppable():
-            _run(supervisor, run, seconds, jobs, algorithm, output, json_file, dashboard_port)
+        run = prepare(output, json_file)
+        with stoppable(supervisor):
+            speeds = load_speeds()
+            federation = Federation(
+                supervisor, run, speeds, seconds, jobs, algorithm, dashboard_port, rounds
+            )
+            _run(federation, seconds, windows, output, json_file)
     except StoppedError as signalled:
-        console.print(f"\nStoppedError by {signalled}.")
+        console.print(f"\nStopped by {signalled}.")
         status = 130
-    except (DemoError, TraceError, ValueError) as error:
-        console.print(f"[red]error:[/red] {error}", highlight=False)
+    except (DemoError, TraceError, ValueError, OSError) as error:
+        console.print(f"[red]error:[/red] {escape(str(error))}", highlight=False)
         status = 1
-    finally:
-        supervisor.stop()
+    if run is not None:
         console.print(f"Everything that was started has ended. Logs and states: {run}")
     raise typer.Exit(status)
 
 
 def _run(
-    supervisor: Supervisor,
-    run: Path,
-    seconds: float,
-    jobs: int,
-    algorithm: str,
-    output: Path,
-    json_file: Path | None,
-    dashboard_port: int,
+    federation: Federation, seconds: float, windows: int, output: Path, json_file: Path | None
 ) -> None:
-    speeds = load_speeds()
-    federation = Federation(supervisor, run, speeds, seconds, jobs, algorithm, dashboard_port)
     console.print("Enrolling three members and starting their processes …")
     federation.start(console.print)
     console.print(f"[bold]Dashboard: {federation.dashboard}[/bold]  (while the demo runs)")
     with Display(console, federation, seconds) as display:
         while not federation.over:
-            supervisor.watch()
+            federation.supervisor.watch()
             display.show(federation.poll())
             time.sleep(0.5)
         display.show(federation.poll())
@@ -125,13 +166,21 @@ def _run(
             def tick(name: str = member.name) -> None:
                 nonlocal done
                 done += 1
-                shown.update(f"{name}: window {done} of {WINDOWS}")
+                shown.update(f"{name}: window {done} of {windows}")
 
-            states = {FEDERATED: run / member.name, ALONE: run / f"{member.name}-alone"}
+            states = {
+                FEDERATED: federation.run / member.name,
+                ALONE: federation.run / f"{member.name}-alone",
+            }
             arms[member.name] = evaluate(
-                member, states, federation.played[member.name], speeds, tick
+                member,
+                states,
+                federation.played[member.name],
+                federation.speeds,
+                tick,
+                windows=windows,
             )
-    outcome = report.Outcome(arms=arms, live=live, rounds=rounds, curves=curves)
+    outcome = report.Outcome(arms=arms, live=live, rounds=rounds, curves=curves, windows=windows)
     console.print(report.live_table(outcome))
     console.print(report.held_out_table(outcome))
     for line in report.verdict(outcome):

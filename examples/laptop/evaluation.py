@@ -15,10 +15,10 @@ from agent.cluster.gpus import gpu_spec
 from agent.cluster.growth import Catalogue, fill_speeds
 from agent.cluster.view import gpu_group
 from agent.scheduling.decision import Policy, make_policy
-from agent.simulator.engine import Simulation
 from agent.simulator.hardware import SpeedTable
 from agent.simulator.manifest import GPU_PRODUCTS, label_values
 from agent.simulator.runs import Result, simulate
+from agent.simulator.simulation import Simulation
 from agent.simulator.workloads import Workload, fastest_s
 from agent.statistics import Ratio, paired_ratio
 from common.weights import load
@@ -95,8 +95,10 @@ def evaluate(
     played: Workload,
     speeds: SpeedTable,
     tick: Callable[[], None],
+    *,
+    windows: int = WINDOWS,
 ) -> list[Arm]:
-    """Run all arms of a member over ``WINDOWS`` held-out windows.
+    """Run all arms of a member over so many held-out windows.
 
     Args:
         states: state directories of the arms :data:`ALONE` and :data:`FEDERATED`. The best rule
@@ -113,7 +115,7 @@ def evaluate(
         FEDERATED: (shared_speeds, federated, federated_version),
     }
     results: dict[str, list[Result]] = {name: [] for name in arms}
-    for seed in range(WINDOWS):
+    for seed in range(windows):
         for name, (known, policy, _) in arms.items():
             sim = member.held_out(1000 + seed, speeds)
             fill_speeds(sim.cluster, known, names)

@@ -16,15 +16,15 @@ import numpy as np
 import yaml
 
 from agent.scheduling.decision import make_policy
-from agent.simulator.engine import new_simulation
 from agent.simulator.hardware import SpeedTable
 from agent.simulator.runs import Result, simulate
+from agent.simulator.simulation import new_simulation
 from agent.simulator.workloads import Workload
 from examples.laptop.members import MEMBERS, Member, clock_scale, horizon
-from examples.laptop.processes import DemoError, Supervisor, free_ports
+from examples.laptop.processes import DemoError, Supervisor, check_free, free_ports
 
 LEAST_ROUNDS = 10
-CURVE = "reward_mean"
+CURVE = "reward"
 
 
 def fetch(url: str, *, post: bool = False) -> Any:
@@ -49,9 +49,13 @@ class Federation:
         jobs: int,
         algorithm: str,
         dashboard_port: int,
+        least_rounds: int = LEAST_ROUNDS,
     ) -> None:
+        self.least_rounds = least_rounds
         self.supervisor, self.run, self.speeds = supervisor, run, speeds
         self.algorithm = algorithm
+        if dashboard_port:
+            check_free(dashboard_port)
         ports = free_ports(2 + len(MEMBERS))
         self.link_port = ports[0]
         self.dashboard_port = dashboard_port or ports[1]
@@ -183,10 +187,10 @@ class Federation:
 
     @property
     def over(self) -> bool:
-        """Whether all clusters are done and the federation had its rounds (or two more minutes)."""
+        """Whether all clusters are done and the federation had its rounds (or one more minute)."""
         if not all(self._last.get(m.name, {}).get("over") for m in MEMBERS):
             return False
-        if self.finished_rounds() >= LEAST_ROUNDS:
+        if self.finished_rounds() >= self.least_rounds:
             return True
         self._last.setdefault("waiting since", time.monotonic())
         return bool(time.monotonic() - self._last["waiting since"] > 60.0)

@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 
-from agent.simulator.engine import Simulation, new_simulation
 from agent.simulator.hardware import SpeedTable
 from agent.simulator.nodes import NodeMix, node_mix
+from agent.simulator.simulation import Simulation, new_simulation
 from agent.simulator.traces import Jobs, read_gavel, trace_file
 from agent.simulator.workloads import Options, Workload, synthetic, window
 
@@ -41,8 +41,15 @@ class Member:
         return node_mix(self.nodes, memory_per_gpu=self.memory_per_gpu)
 
     def jobs(self) -> Jobs:
-        """All jobs of the trace."""
-        return read_gavel(trace_file(self.trace))
+        """All jobs of the trace. Raises ValueError where none would be left to be held out."""
+        path = trace_file(self.trace)
+        jobs = read_gavel(path)
+        if len(jobs) <= HELD_OUT_FROM:
+            raise ValueError(
+                f"{path} has {len(jobs)} jobs, and those from the {HELD_OUT_FROM}th on are held "
+                "out to judge by: give it a longer trace, or unset FEDSCHED_TRACES"
+            )
+        return jobs
 
     def played(self, count: int, speeds: SpeedTable) -> Workload:
         """The ``count`` jobs that the live cluster plays."""
@@ -107,7 +114,6 @@ class Member:
             "gate_rounds": 5,
             "gate_windows": 12,
             "gate_jobs": 100,
-            "options": {"tau": 200_000.0},
             "upload_rounds": 5,
             "upload_seconds": 10.0,
             "status_seconds": 2.0,

@@ -33,6 +33,19 @@ def free_ports(count: int) -> list[int]:
         return [int(opened.getsockname()[1]) for opened in sockets]
 
 
+def check_free(port: int) -> None:
+    """Raise DemoError where somebody listens on the dashboard's port already."""
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the hub binds it
+        try:
+            probe.bind(("127.0.0.1", port))
+        except OSError as error:
+            raise DemoError(
+                f"port {port} of the dashboard is taken ({error.strerror}); name another one, or "
+                "let --dashboard-port 0 take a free one"
+            ) from error
+
+
 def _die_with_parent() -> None:
     """In the child: be ended by the kernel if the demo itself is killed (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):

@@ -14,7 +14,7 @@ from rich import box
 from rich.table import Table
 
 from agent.statistics import Ratio
-from examples.laptop.evaluation import ALONE, ARMS, BASELINE, FEDERATED, RULE, WINDOWS, Arm
+from examples.laptop.evaluation import ALONE, ARMS, BASELINE, FEDERATED, RULE, Arm
 from examples.laptop.members import EVALUATION_JOBS
 
 COLOURS = {BASELINE: "#9aa0a6", RULE: "#5b8def", ALONE: "#e0a030", FEDERATED: "#2e9e6b"}
@@ -32,6 +32,8 @@ class Outcome:
     """Of the federation, oldest first, as the hub's API tells them."""
     curves: dict[str, list[list[float]]]
     """Mean reward of the learning rounds by member: [time, value], oldest first."""
+    windows: int
+    """Windows of unseen jobs a member."""
 
 
 def _said(ratio: Ratio | None) -> str:
@@ -46,7 +48,8 @@ def held_out_table(outcome: Outcome) -> Table:
     table = Table(
         box=box.SIMPLE_HEAD,
         pad_edge=False,
-        title=f"Jobs that no agent has seen: {WINDOWS} windows of {EVALUATION_JOBS} jobs a member",
+        title=f"Jobs that no agent has seen: {outcome.windows} windows of {EVALUATION_JOBS} jobs "
+        "a member",
         caption="Mean over windows; unfinished jobs count elapsed plus what is left.\n"
         "* the difference is larger than its 95 % interval; all others are noise.",
     )
@@ -212,5 +215,5 @@ def aggregate(outcome: Outcome) -> str:
     total = 2 * len(outcome.arms)
     return (
         f"Of {total} agents {better} beat the rule that they start from, {worse} lose to it, "
-        f"{total - better - worse} cannot be told from it ({RULE}: {WINDOWS} windows each)."
+        f"{total - better - worse} cannot be told from it ({RULE}: {outcome.windows} windows each)."
     )

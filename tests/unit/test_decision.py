@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.cluster.view import View, bind
-from agent.scheduling import candidates
+from agent.scheduling import description
 from agent.scheduling.candidates import LOWEST_SCORE, MAX_QUEUE_CANDIDATES, WAIT_SCORE
 from agent.scheduling.decision import (
     Choice,
@@ -31,8 +31,8 @@ def test_the_kernels_columns_are_those_of_the_layout() -> None:
         "RUNNING_PODS": "cluster_running", "POD_ORDER": "pod_order",
     }  # fmt: skip
     for constant, name in named.items():
-        assert getattr(candidates, constant) == COLUMN[name]
-    assert len(set(FEATURE_NAMES)) == FEATURE_COUNT == candidates.RUNNING_PODS + 1
+        assert getattr(description, constant) == COLUMN[name]
+    assert len(set(FEATURE_NAMES)) == FEATURE_COUNT == description.RUNNING_PODS + 1
 
 
 def two_types(*, busy: bool = True) -> View:

@@ -16,7 +16,7 @@ from tests.unit.tiny_problems import Bandit, Problem, TwoSteps, make_batch
 
 HALF = 100.0 * math.log(2.0)
 INF = float("inf")
-SETTINGS = DqnSettings(tau=100.0, learning_rate=2e-3, reward_scale=1.0)
+SETTINGS = DqnSettings(tau=100.0, learning_rate=2e-3, reward_scale=1.0, restraint=0.0)
 
 
 def row(rule: list[float], action: int, reward: float, elapsed: float, ends: bool) -> dict:
@@ -209,3 +209,18 @@ def test_undo_takes_an_addition_back_across_growth_and_the_rings_end() -> None:
 def test_settings_out_of_range_are_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         DqnSettings(**{name: 0.0})
+
+
+def test_restraint_brings_an_unfounded_correction_back_to_the_rule() -> None:
+    arrays = initial_arrays()
+    # Every candidate is corrected alike, so that no choice speaks for or against it.
+    arrays["correction.bias"] = np.array([1.0], np.float32)
+    batch = TwoSteps().collect(initial_arrays(), 128, np.random.default_rng(0))
+    sizes = []
+    for restraint in (0.0, 1.0):
+        learner = Dqn(dataclasses.replace(SETTINGS, restraint=restraint), seed=0)
+        learner.set_weights(arrays)
+        for _ in range(3):
+            learner.update(batch)
+        sizes.append(abs(float(learner.arrays()["correction.bias"][0])))
+    assert sizes[1] < sizes[0] - 0.02

@@ -25,9 +25,9 @@ from agent.simulator import manifest
 from agent.simulator.cluster import run_cluster, serve
 from agent.simulator.cluster_settings import ClusterSettings, load_settings
 from agent.simulator.embedded import EmbeddedCluster
-from agent.simulator.engine import ACTIVE, FAILED
 from agent.simulator.hardware import load_speeds
 from agent.simulator.patches import patch_pod
+from agent.simulator.simulation import ACTIVE, FAILED
 from agent.simulator.store import ApiError, Collection, Store
 
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"

@@ -9,26 +9,22 @@ from agent.cluster.view import PENDING, imbalance
 from agent.learning.reward import RewardWeights
 from agent.learning.rollouts import rollout
 from agent.scheduling.decision import make_policy
-from agent.simulator.engine import (
+from agent.simulator.engine import MAX_ATTEMPTS, OOM_AFTER_S, advance, completion_times, place
+from agent.simulator.hardware import SpeedTable
+from agent.simulator.nodes import NodeMix
+from agent.simulator.runs import result, simulate
+from agent.simulator.simulation import (
     ABSENT,
     ACTIVE,
     DONE,
     FAILED,
-    MAX_ATTEMPTS,
-    OOM_AFTER_S,
     OOM_KILLS,
     SUCCEEDED,
     WAITING,
     Simulation,
-    advance,
-    completion_times,
     copy_simulation,
     new_simulation,
-    place,
 )
-from agent.simulator.hardware import SpeedTable
-from agent.simulator.nodes import NodeMix
-from agent.simulator.runs import result, simulate
 from agent.simulator.workloads import Workload
 from common.policy import initial_arrays
 

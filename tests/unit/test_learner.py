@@ -26,7 +26,7 @@ from common.features import FEATURE_COUNT
 from common.metrics import DECLARED
 from common.policy import initial_arrays
 from common.speeds import SpeedRow
-from common.weights import Arrays, apply, like, load
+from common.weights import Arrays, apply, like, load, save
 from tests.unit.journals import NODES, decision, life_of_pods, placed
 
 FAST: dict[str, Any] = {
@@ -199,11 +199,72 @@ def test_a_passed_candidate_goes_live_and_its_file_is_mended(
     assert load(path)[1]["version"] == version
 
 
+@pytest.mark.parametrize("harm", ["state", "database"])
+def test_a_learner_that_lost_its_state_starts_from_the_live_policy(
+    build: Callable[..., Member], harm: str
+) -> None:
+    member = build(gate_rounds=1, options={"learning_rate": 1e-9})
+    nodes_file.write(member.settings.nodes_file, NODES)
+    member.write(*life_of_pods(40))
+    member.waits(1, 8)
+    member.learner.round()
+    live = shifted(initial_arrays(), 0.5)
+    _, about = load(member.settings.policy_file)
+    save(member.settings.policy_file, live, {**about, "version": "before"})
+    if harm == "state":
+        member.store.commit(blobs={"learner": b"\x93torn"})
+    else:
+        member.store.close()
+        member.store.path.write_bytes(os.urandom(8192))
+    member.reopen()
+    assert member.learner.live.version == "before"
+    assert same(member.learner.arrays(), live)
+
+
+def test_a_policy_file_of_other_features_is_no_start(build: Callable[..., Member]) -> None:
+    member = build()
+    save(
+        member.settings.policy_file,
+        shifted(initial_arrays(), 0.5),
+        {"version": "old", "features_version": "0"},
+    )
+    member.reopen()
+    assert member.learner.live.version == ""
+    assert same(member.learner.arrays(), initial_arrays())
+
+
 def test_nothing_goes_live_unjudged(build: Callable[..., Member]) -> None:
     member = build(gate_rounds=1)  # no nodes are known
     member.waits(1, 8)
     assert member.learner.round()
     assert not member.settings.policy_file.exists()
+
+
+def test_only_what_passed_the_gate_leaves_the_member(build: Callable[..., Member]) -> None:
+    member = build(gate_rounds=2, options={"learning_rate": 1e-4})
+    nodes_file.write(member.settings.nodes_file, NODES)
+    member.write(*life_of_pods(40))
+    member.waits(1, 8)
+    assert member.learner.round()
+    local = member.learner.handover.local()
+    assert local.candidate is not None
+    assert same(local.candidate, member.learner.arrays())
+    assert not same(local.candidate, initial_arrays())
+    assert same(local.arrays, initial_arrays())  # not judged yet
+    member.waits(9, 8)
+    assert member.learner.round()
+    live = member.learner.live.arrays()
+    assert live is not None
+    assert same(member.learner.handover.local().arrays, live)
+
+
+def test_without_a_judged_policy_a_member_has_no_opinion_on_the_shared_one(
+    build: Callable[..., Member],
+) -> None:
+    member = build()
+    shared = shifted(initial_arrays(), 0.25)
+    assert offer(member, SharedPolicy("global", shared, 1, 0.5))
+    assert same(member.learner.handover.local().arrays, shared)
 
 
 def test_rollouts_teach_a_quiet_cluster(build: Callable[..., Member]) -> None:

@@ -24,7 +24,9 @@ from tests.unit.tiny_problems import Bandit, Problem, TwoSteps, make_batch
 HALF = 100.0 * math.log(2.0)
 """Seconds that discount by one half at a horizon of 100 s."""
 
-SETTINGS = PpoSettings(tau=100.0, learning_rate=3e-3, minibatch=64, reward_scale=1.0)
+SETTINGS = PpoSettings(
+    tau=100.0, learning_rate=3e-3, minibatch=64, reward_scale=1.0, restraint=0.0, entropy=0.003
+)
 
 
 def two_candidates(**row: object) -> dict:
@@ -235,3 +237,18 @@ def test_a_loss_that_overflows_leaves_the_learner_as_it_was() -> None:
 def test_settings_out_of_range_are_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=name):
         PpoSettings(**{name: 0.0})
+
+
+def test_restraint_brings_an_unfounded_correction_back_to_the_rule() -> None:
+    arrays = initial_arrays()
+    # Every candidate is corrected alike, so that no choice speaks for or against it.
+    arrays["correction.bias"] = np.array([1.0], np.float32)
+    rows = [two_candidates(action=i % 2, reward=0.0) for i in range(32)]
+    sizes = []
+    for restraint in (0.0, 0.5):
+        learner = Ppo(dataclasses.replace(SETTINGS, restraint=restraint, entropy=0.0), seed=0)
+        learner.set_weights(arrays)
+        for _ in range(20):
+            learner.update(make_batch(rows, width=2))
+        sizes.append(abs(float(learner.arrays()["correction.bias"][0])))
+    assert sizes[1] < sizes[0] - 0.05

@@ -181,3 +181,18 @@ def test_registry_outlives_its_process(tmp_path):
 def test_registry_that_cannot_be_opened_says_so(tmp_path):
     with pytest.raises(RegistryError, match="check registry_url"):
         Registry(f"sqlite:///{tmp_path / 'none' / 'registry.db'}")
+
+
+@pytest.mark.parametrize("first", [0, 8192], ids=["its head", "its inside"])
+def test_damaged_registry_is_refused_and_left_as_it_is(tmp_path, first):
+    path = tmp_path / "registry.db"
+    made = Registry(f"sqlite:///{path}")
+    for _ in range(100):
+        made.record_event("kind", "text " * 90)
+    made.close()
+    content = bytearray(path.read_bytes())
+    content[first : first + 20_000] = b"\xa5" * 20_000
+    path.write_bytes(content)
+    with pytest.raises(RegistryError, match=r"registry\.db is damaged .*restore it from a copy"):
+        Registry(f"sqlite:///{path}")
+    assert path.read_bytes() == content

@@ -1,0 +1,130 @@
+"""What the demo cannot do it says at once, with the cure, and leaves nothing running."""
+
+import shutil
+import signal
+import socket
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner, Result
+
+from agent.simulator.traces import trace_file
+from examples.laptop.__main__ import StoppedError, app, stoppable
+from examples.laptop.members import HELD_OUT_FROM, MEMBERS
+from examples.laptop.processes import Process, Supervisor
+
+
+def run(*arguments: object) -> Result:
+    return CliRunner().invoke(app, [str(argument) for argument in arguments])
+
+
+def said(result: Result) -> str:
+    """Its output in one line: a console breaks lines where it likes."""
+    return " ".join(result.output.split())
+
+
+@pytest.mark.parametrize("option", ["--out", "--json"])
+def test_place_that_cannot_be_written_is_refused_before_anything_starts(
+    tmp_path: Path, option: str
+) -> None:
+    in_the_way = tmp_path / "file"
+    in_the_way.write_text("kept")
+    places = {"--out": tmp_path / "out", "--json": tmp_path / "figures.json"}
+    places[option] = in_the_way / "below"
+    result = run(*(part for pair in places.items() for part in pair))
+    assert result.exit_code == 1
+    assert "cannot be written" in said(result)
+    assert "name another place with --out or --json" in said(result)
+    assert in_the_way.read_text() == "kept"
+
+
+def test_figures_of_an_earlier_run_stay_until_there_are_new_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    figures = tmp_path / "figures.json"
+    figures.write_text("{}")
+    monkeypatch.setenv("FEDSCHED_TRACES", str(tmp_path / "nothing"))
+    result = run("--out", tmp_path / "out", "--json", figures)
+    assert result.exit_code == 1
+    assert figures.read_text() == "{}"
+    assert run("--out", tmp_path / "out", "--json", tmp_path / "new.json").exit_code == 1
+    assert not (tmp_path / "new.json").exists()
+
+
+def test_traces_that_are_not_there_are_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("FEDSCHED_TRACES", str(tmp_path / "nothing"))
+    result = run("--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert "FEDSCHED_TRACES names this folder and it is not there" in said(result)
+
+
+def test_trace_too_short_to_hold_jobs_out_is_refused_at_the_start(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shipped = trace_file(MEMBERS[0].trace).parent
+    shutil.copytree(shipped, tmp_path / "traces" / "gavel")
+    short = tmp_path / "traces" / MEMBERS[0].trace
+    lines = short.read_text().splitlines()[: HELD_OUT_FROM + 1]  # a header and one job too few
+    short.write_text("\n".join(lines) + "\n")
+    monkeypatch.setenv("FEDSCHED_TRACES", str(tmp_path / "traces"))
+    result = run("--out", tmp_path / "out")
+    assert result.exit_code == 1
+    assert f"{short.name} has {HELD_OUT_FROM} jobs" in said(result).replace("- ", "-")
+    assert "give it a longer trace" in said(result)
+
+
+def test_port_of_the_dashboard_that_is_taken_is_told_at_once(tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        result = run("--out", tmp_path / "out", "--dashboard-port", port)
+    assert result.exit_code == 1
+    assert f"port {port} of the dashboard is taken" in said(result)
+    assert "--dashboard-port 0" in said(result)
+    assert not list(tmp_path.glob("out/run-*/*.ready"))  # no process came up
+
+
+class Impatient(Supervisor):
+    """Its user presses Ctrl-C while it ends its processes."""
+
+    def stop(self) -> None:
+        signal.raise_signal(signal.SIGINT)
+        signal.raise_signal(signal.SIGTERM)
+        super().stop()
+
+
+@pytest.fixture
+def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
+    """A supervisor with one process that ends by a signal alone."""
+    supervisor = Impatient(say=lambda _: None)
+    process = Process("sleeper", [], tmp_path / "log")
+    process.popen = subprocess.Popen(["sleep", "1000"])
+    supervisor.processes.append(process)
+    yield supervisor
+    process.popen.kill()
+    process.popen.wait()
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_second_signal_does_not_break_off_the_ending(supervisor: Supervisor, number: int) -> None:
+    before = signal.getsignal(number)
+    popen = supervisor.processes[0].popen
+    assert popen is not None
+    with (
+        pytest.raises(StoppedError, match=signal.Signals(number).name),
+        stoppable(supervisor),
+    ):
+        signal.raise_signal(number)
+    assert popen.returncode == -signal.SIGTERM
+    assert signal.getsignal(number) is before
+
+
+def test_signal_during_an_orderly_ending_is_passed_over(supervisor: Supervisor) -> None:
+    popen = supervisor.processes[0].popen
+    assert popen is not None
+    with stoppable(supervisor):
+        pass
+    assert popen.returncode == -signal.SIGTERM
