@@ -96,8 +96,8 @@ def demo(
         float, typer.Option(min=20, help="How long the live clusters take, about.")
     ] = 150.0,
     jobs: Annotated[
-        int, typer.Option(min=20, max=400, help="Jobs that each live cluster plays.")
-    ] = 300,
+        int, typer.Option(min=20, max=300, help="Jobs that each live cluster plays.")
+    ] = 240,
     algorithm: Annotated[Literal["ppo", "dqn"], typer.Option(help="How agents learn.")] = "ppo",
     output: Annotated[
         Path, typer.Option("--out", help="Folder for the picture, logs and states.")
@@ -122,7 +122,7 @@ def demo(
     hub blends what the agents learned over mutually authenticated gRPC. No Kubernetes is needed.
     FEDSCHED_TRACES names a folder of full traces to use instead of the shipped slices.
     """
-    supervisor = Supervisor(say=lambda text: console.print(f"[yellow]![/yellow] {text}"))
+    supervisor = Supervisor(say=lambda text: console.print(f"[yellow]![/yellow] {escape(text)}"))
     status = 0
     run: Path | None = None
     try:

@@ -25,8 +25,9 @@ from common.weights import load
 from examples.laptop.members import Member
 
 WINDOWS = 24
-BASELINE, RULE, ALONE, FEDERATED = "LeastAllocated", "best rule", "agent alone", "federated"
-ARMS = (BASELINE, RULE, ALONE, FEDERATED)
+BASELINE, RULE, ALONE = "LeastAllocated", "best rule", "agent alone"
+SHARED_RULE, FEDERATED = "rule, shared speeds", "federated"
+ARMS = (BASELINE, RULE, ALONE, SHARED_RULE, FEDERATED)
 
 
 @dataclass(frozen=True)
@@ -45,7 +46,7 @@ class Arm:
     against_baseline: Ratio | None
     """Mean completion time over LeastAllocated's; None for itself."""
     against_rule: Ratio | None
-    """Mean completion time over the best rule's; None for the baseline and the rule."""
+    """Mean completion time over the best rule's; None for the baseline and that rule."""
     policy: str
     """Version of the learned policy; empty for a rule alone."""
 
@@ -102,7 +103,8 @@ def evaluate(
 
     Args:
         states: state directories of the arms :data:`ALONE` and :data:`FEDERATED`. The best rule
-            knows the speeds that the agent learned alone: it is what that agent starts from.
+            knows the speeds that the agent learned alone: it is what that agent starts from. The
+            rule with shared speeds tells what of the federation's gain is the speeds' alone.
         tick: called after each window.
     """
     names = catalogue(speeds)
@@ -112,6 +114,7 @@ def evaluate(
         BASELINE: (None, make_policy("least-allocated"), ""),
         RULE: (own_speeds, make_policy("hrrn-eft"), ""),
         ALONE: (own_speeds, alone, alone_version),
+        SHARED_RULE: (shared_speeds, make_policy("hrrn-eft"), ""),
         FEDERATED: (shared_speeds, federated, federated_version),
     }
     results: dict[str, list[Result]] = {name: [] for name in arms}
@@ -136,7 +139,7 @@ def evaluate(
             if name == BASELINE
             else paired_ratio(means[name], means[BASELINE]),
             against_rule=paired_ratio(means[name], means[RULE])
-            if name in (ALONE, FEDERATED)
+            if name not in (BASELINE, RULE)
             else None,
             policy=arms[name][2],
         )

@@ -14,7 +14,7 @@ from agent.simulator.simulation import Simulation, new_simulation
 from agent.simulator.traces import Jobs, read_gavel, trace_file
 from agent.simulator.workloads import Options, Workload, synthetic, window
 
-HELD_OUT_FROM = 500
+HELD_OUT_FROM = 550
 """Jobs of a trace from here on are never played to an agent: the end table is made on them."""
 EVALUATION_JOBS = 150
 
@@ -34,6 +34,8 @@ class Member:
     """Chance that a small one-GPU job asks for half a GPU."""
     exceed: float
     """Share of the jobs whose memory passes what they asked for."""
+    first: int
+    """First usable job of the trace that the live cluster plays."""
     load: float = 0.8
 
     def mix(self) -> NodeMix:
@@ -55,8 +57,8 @@ class Member:
         """The ``count`` jobs that the live cluster plays."""
         options = Options(shared=self.shared, exceed=self.exceed)
         return window(
-            self.jobs(), speeds, self.mix(), load=self.load, start=0, stop=count, seed=0,
-            options=options,
+            self.jobs(), speeds, self.mix(), load=self.load, start=self.first,
+            stop=self.first + count, seed=0, options=options,
         )  # fmt: skip
 
     def held_out(self, seed: int, speeds: SpeedTable) -> Simulation:
@@ -87,6 +89,7 @@ class Member:
             "nodes": {"counts": self.nodes, "memory_per_gpu": self.memory_per_gpu},
             "workload": {
                 "trace": self.trace,
+                "first": self.first,
                 "jobs": len(played),
                 "load": self.load,
                 "shared": self.shared,
@@ -140,13 +143,18 @@ class Member:
 
 MEMBERS = (
     Member(
-        "north", "gavel/msr_seed0_103959.csv", {"v100": 2, "p100": 1, "k80": 2}, 48.0, 0.0, 0.01
+        "north", "gavel/msr_seed0_103959.csv", {"v100": 2, "p100": 1, "k80": 2},
+        memory_per_gpu=48.0, shared=0.0, exceed=0.01, first=120,
     ),
-    Member("west", "gavel/msr_seed0_11cb48.csv", {"p100": 2, "k80": 2}, 28.0, 0.5, 0.03),
     Member(
-        "south", "gavel/msr_seed0_7f04ca.csv", {"v100": 1, "p100": 2, "k80": 3}, 36.0, 0.2, 0.02
+        "west", "gavel/msr_seed0_11cb48.csv", {"p100": 2, "k80": 2},
+        memory_per_gpu=28.0, shared=0.5, exceed=0.03, first=40,
     ),
-)
+    Member(
+        "south", "gavel/msr_seed0_7f04ca.csv", {"v100": 1, "p100": 2, "k80": 3},
+        memory_per_gpu=36.0, shared=0.2, exceed=0.02, first=120,
+    ),
+)  # fmt: skip
 
 
 def horizon(played: Workload) -> float:

@@ -87,6 +87,11 @@ class Process:
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-8:])
 
+    def last_line(self) -> str:
+        """The last message of its log, in one line."""
+        _, error, text = self.last_words().rpartition("error: ")
+        return " ".join((error + text).split())[-300:]
+
 
 @dataclass
 class Supervisor:
@@ -116,7 +121,8 @@ class Supervisor:
                     f"{process.last_words()}"
                 )
             process.restarts += 1
-            self.say(f"{process.name} ended with {how}; starting it again")
+            why = f" ({process.last_line()})" if status > 0 else ""
+            self.say(f"{process.name} ended with {how}{why}; starting it again")
             process.start()
 
     def wait_for(self, process: Process, ready: Path, seconds: float = 90.0) -> dict[str, object]:

@@ -10,14 +10,24 @@ import matplotlib
 
 matplotlib.use("Agg")
 import matplotlib.pyplot as plt
+import numpy as np
 from rich import box
 from rich.table import Table
 
 from agent.statistics import Ratio
-from examples.laptop.evaluation import ALONE, ARMS, BASELINE, FEDERATED, RULE, Arm
+from examples.laptop.evaluation import ALONE, ARMS, BASELINE, FEDERATED, RULE, SHARED_RULE, Arm
 from examples.laptop.members import EVALUATION_JOBS
 
-COLOURS = {BASELINE: "#9aa0a6", RULE: "#5b8def", ALONE: "#e0a030", FEDERATED: "#2e9e6b"}
+COLOURS = {
+    BASELINE: "#9aa0a6",
+    RULE: "#5b8def",
+    ALONE: "#e0a030",
+    SHARED_RULE: "#8fd0b0",
+    FEDERATED: "#2e9e6b",
+}
+
+SMOOTH = 8
+"""Points of a learning curve that are averaged to draw one."""
 
 
 @dataclass(frozen=True)
@@ -115,7 +125,7 @@ def verdict(outcome: Outcome) -> list[str]:
     lines = []
     for member, arms in outcome.arms.items():
         for arm in arms:
-            if arm.against_rule is None:
+            if arm.name not in (ALONE, FEDERATED) or arm.against_rule is None:
                 continue
             ratio = arm.against_rule
             word = (
@@ -145,9 +155,9 @@ def _draw_arms(axis: Any, outcome: Outcome) -> None:
             ratio = next(arm.against_baseline for arm in arms if arm.name == name)
             if ratio is None:
                 continue
-            x = place + (offset - 1) * 0.26
+            x = place + (offset - 1.5) * 0.21
             axis.bar(
-                x, 100 * ratio.mean, 0.24, color=COLOURS[name], label=name if place == 0 else None
+                x, 100 * ratio.mean, 0.19, color=COLOURS[name], label=name if place == 0 else None
             )
             axis.errorbar(
                 x,
@@ -161,7 +171,7 @@ def _draw_arms(axis: Any, outcome: Outcome) -> None:
     axis.axhline(100, color=COLOURS[BASELINE], linestyle="--", linewidth=1)
     axis.set_ylabel("mean completion time, % of LeastAllocated")
     axis.set_title("Jobs that no agent has seen (95 % intervals)")
-    axis.legend(frameon=False, ncols=3, loc="upper center", bbox_to_anchor=(0.5, -0.08))
+    axis.legend(frameon=False, ncols=2, loc="upper center", bbox_to_anchor=(0.5, -0.08))
 
 
 def _draw_rounds(axis: Any, outcome: Outcome) -> None:
@@ -187,15 +197,17 @@ def _draw_rounds(axis: Any, outcome: Outcome) -> None:
 def _draw_curves(axis: Any, outcome: Outcome) -> None:
     colours = ("#5b8def", "#e0a030", "#2e9e6b")
     for colour, (member, points) in zip(colours, outcome.curves.items(), strict=False):
-        if not points:
+        if len(points) < SMOOTH:
             continue
-        times = [time - points[0][0] for time, _ in points]
-        axis.plot(times, [value for _, value in points], color=colour)
-        axis.annotate(member, (times[-1], points[-1][1]), (5, 0), textcoords="offset points")
+        values = np.array([value for _, value in points])
+        smooth = np.convolve(values, np.ones(SMOOTH) / SMOOTH, "valid")
+        times = [time - points[0][0] for time, _ in points[SMOOTH - 1 :]]
+        axis.plot(times, smooth, color=colour, label=member)
+    if axis.lines:
+        axis.legend(frameon=False, loc="lower right")
     axis.set_xlabel("seconds")
-    axis.set_ylabel("mean reward of a learning round")
+    axis.set_ylabel(f"mean reward, running mean of {SMOOTH} points")
     axis.set_title("Learning")
-    axis.margins(x=0.12)
 
 
 def write_json(outcome: Outcome, path: Path) -> None:

@@ -16,6 +16,7 @@ import httpx
 import psutil
 
 from agent.cluster.records import GATE
+from examples.laptop.federation import CURVE
 
 ROOT = Path(__file__).resolve().parents[2]
 NAMES = ("north", "west", "south")
@@ -127,6 +128,15 @@ class Demo:
     def members(self) -> dict[str, dict[str, Any]]:
         """The hub's members by name; none where it does not answer."""
         return {member["name"]: member for member in self._hub("members").get("members", [])}
+
+    def all_connected(self) -> bool:
+        """Whether the hub has a session with every member."""
+        members = self.members().values()
+        return bool(members) and all(member["state"] == "connected" for member in members)
+
+    def curve(self, name: str) -> list[list[float]]:
+        """A member's rewards over time, as the hub knows them."""
+        return list(self._hub(f"members/{name}/metrics?name={CURVE}").get("points", []))
 
     def _hub(self, path: str) -> dict[str, Any]:
         ready = self.run / "hub.ready"

@@ -128,3 +128,23 @@ def test_signal_during_an_orderly_ending_is_passed_over(supervisor: Supervisor) 
     with stoppable(supervisor):
         pass
     assert popen.returncode == -signal.SIGTERM
+
+
+def test_supervisor_says_why_a_process_ended_before_it_starts_it_again(tmp_path: Path) -> None:
+    heard: list[str] = []
+    supervisor = Supervisor(say=heard.append)
+    missing = tmp_path / "missing.yaml"
+    process = supervisor.start(
+        "hub", ["coordinator", "serve", "--config", str(missing)], tmp_path / "log"
+    )
+    try:
+        assert process.popen is not None
+        process.popen.wait(60)
+        supervisor.watch()
+        assert process.restarts == 1
+        (text,) = heard
+        assert text.startswith("hub ended with status ")
+        assert "missing.yaml" in text
+        assert text.endswith("; starting it again")
+    finally:
+        supervisor.stop()

@@ -24,7 +24,7 @@ from tests.laptop.support import NAMES, Demo, alive, failures
 
 pytestmark = pytest.mark.timeout(600)  # only bounds a hanging run; one takes about a minute
 
-ROUNDS = 4
+ROUNDS = 3
 HUB = "coordinator serve"
 SERVES = tuple(f"agent serve .*/{name}.yaml" for name in NAMES)
 LEARNER = "agent learn .*/north.yaml"
@@ -38,7 +38,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """
     out = tmp_path_factory.mktemp("laptop") / "out"
     arguments = (
-        *("--seconds", "30", "--jobs", "150", "--json", str(out / "figures.json")),
+        *("--seconds", "20", "--jobs", "150", "--json", str(out / "figures.json")),
         *("--rounds", str(ROUNDS), "--windows", "2"),
     )
     with Demo(out, *arguments) as demo:
@@ -80,9 +80,11 @@ def _kill_hub(demo: Demo) -> None:
     demo.until(lambda: demo.rounds() and demo.rounds()[0]["number"] > before, "a new round begins")
     numbers = sorted(r["number"] for r in demo.rounds())
     assert numbers == list(range(1, len(numbers) + 1))
+    demo.until(demo.all_connected, "every member is back")
 
 
 def _kill_learner(demo: Demo) -> None:
+    demo.until(lambda: demo.curve("north"), "the hub sees how it learns")
     with demo.outage(LEARNER):
         before = demo.status("north")
         assert before is not None
@@ -110,9 +112,8 @@ def drained(demo: Demo) -> Demo:
 
         def settled() -> bool:
             members = demo.members()
-            return bool(members) and all(
-                members[name]["state"] == "connected"
-                and members[name]["scheduled_pods"] == (demo.status(name) or {})["scheduled_pods"]
+            return demo.all_connected() and all(
+                members[name]["scheduled_pods"] == (demo.status(name) or {})["scheduled_pods"]
                 for name in NAMES
             )
 
