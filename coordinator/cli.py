@@ -10,6 +10,7 @@ from typing import Annotated
 import typer
 from rich.console import Console
 from rich.table import Table
+from sqlalchemy.exc import SQLAlchemyError
 
 from common.documented import documented_yaml
 from common.identity import (
@@ -22,7 +23,7 @@ from common.identity import (
     issue_member,
     write_bundle,
 )
-from coordinator.registry import RegistryError
+from coordinator.registry import RegistryError, told
 from coordinator.settings import PREFIX, CoordinatorSettings, SettingsError, load_settings
 from coordinator.setup import initialise, open_registry, utc_now
 
@@ -48,6 +49,9 @@ def _told_plainly() -> Iterator[None]:
         yield
     except (IdentityError, RegistryError, SettingsError, OSError) as error:
         Console(stderr=True).print(f"[red]error:[/red] {error}", highlight=False)
+        raise typer.Exit(1) from error
+    except SQLAlchemyError as error:
+        Console(stderr=True).print(f"[red]error:[/red] {told(error)}", highlight=False)
         raise typer.Exit(1) from error
 
 

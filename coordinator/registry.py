@@ -25,6 +25,14 @@ class RegistryError(RuntimeError):
     """The registry cannot be opened, or was asked for something that it does not hold."""
 
 
+def told(error: SQLAlchemyError) -> str:
+    """One line for a registry that failed at work, with what to do."""
+    return (
+        f"the registry failed at work ({str(error).splitlines()[0]}); what was committed is kept: "
+        "free some disk or reach its database again, and start anew"
+    )
+
+
 def _tune_sqlite(connection: Any, _record: Any) -> None:
     cursor = connection.cursor()
     for pragma in ("journal_mode=WAL", "synchronous=FULL", "busy_timeout=10000", "foreign_keys=ON"):

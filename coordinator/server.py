@@ -15,12 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import uvicorn
+from sqlalchemy.exc import SQLAlchemyError
 from starlette.applications import Starlette
 
 from common.identity import read_key_pair
 from common.weights import Arrays, write_atomic
 from coordinator.link import LinkGrid
-from coordinator.registry import Registry
+from coordinator.registry import Registry, told
 from coordinator.rounds import RoundLoop
 from coordinator.sessions import SessionServer, Terms
 from coordinator.settings import CoordinatorSettings
@@ -103,6 +104,9 @@ class Coordinator:
     def _run_rounds(self) -> None:
         try:
             self.rounds.run(self._stop)
+        except SQLAlchemyError as error:
+            self.failure = error
+            log.error("%s", told(error))
         except Exception as error:
             self.failure = error
             log.exception("the round loop failed")

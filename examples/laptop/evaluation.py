@@ -18,13 +18,13 @@ from agent.scheduling.decision import Policy, make_policy
 from agent.simulator.hardware import SpeedTable
 from agent.simulator.manifest import GPU_PRODUCTS, label_values
 from agent.simulator.runs import Result, simulate
-from agent.simulator.simulation import Simulation
+from agent.simulator.simulation import Simulation, new_simulation
 from agent.simulator.workloads import Workload, fastest_s
 from agent.statistics import Ratio, paired_ratio
 from common.weights import load
 from examples.laptop.members import Member
 
-WINDOWS = 24
+WINDOWS = 200
 BASELINE, RULE, ALONE = "LeastAllocated", "best rule", "agent alone"
 SHARED_RULE, FEDERATED = "rule, shared speeds", "federated"
 ARMS = (BASELINE, RULE, ALONE, SHARED_RULE, FEDERATED)
@@ -117,10 +117,12 @@ def evaluate(
         SHARED_RULE: (shared_speeds, make_policy("hrrn-eft"), ""),
         FEDERATED: (shared_speeds, federated, federated_version),
     }
+    jobs, mix = member.jobs(), member.mix()
     results: dict[str, list[Result]] = {name: [] for name in arms}
     for seed in range(windows):
+        workload = member.held_out(jobs, 1000 + seed, speeds)
         for name, (known, policy, _) in arms.items():
-            sim = member.held_out(1000 + seed, speeds)
+            sim = new_simulation(workload, mix, speeds, seed=seed, known_speeds=False)
             fill_speeds(sim.cluster, known, names)
             sim.cluster.slowdown[len(speeds)] = 0.0  # work without GPUs runs alike everywhere
             remember(sim, played, speeds)

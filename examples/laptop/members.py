@@ -10,7 +10,6 @@ import numpy as np
 
 from agent.simulator.hardware import SpeedTable
 from agent.simulator.nodes import NodeMix, node_mix
-from agent.simulator.simulation import Simulation, new_simulation
 from agent.simulator.traces import Jobs, read_gavel, trace_file
 from agent.simulator.workloads import Options, Workload, synthetic, window
 
@@ -61,20 +60,18 @@ class Member:
             stop=self.first + count, seed=0, options=options,
         )  # fmt: skip
 
-    def held_out(self, seed: int, speeds: SpeedTable) -> Simulation:
-        """A cluster before 150 Poisson arrivals drawn from the jobs that were never played."""
-        jobs = self.jobs()
+    def held_out(self, jobs: Jobs, seed: int, speeds: SpeedTable) -> Workload:
+        """150 Poisson arrivals drawn from those of the trace's ``jobs`` that were never played."""
         fields: dict[str, Any] = {
             name: value[HELD_OUT_FROM:]
             for name, value in vars(jobs).items()
             if isinstance(value, np.ndarray)
         }
-        workload = synthetic(
+        return synthetic(
             dataclasses.replace(jobs, **fields), speeds, self.mix(), arrivals="poisson",
             count=EVALUATION_JOBS, load=self.load, seed=seed,
             options=Options(shared=self.shared, exceed=self.exceed),
         )  # fmt: skip
-        return new_simulation(workload, self.mix(), speeds, seed=seed, known_speeds=False)
 
     def cluster_settings(self, played: Workload, scale: float, extender: str) -> dict[str, Any]:
         """Settings of ``fedsched agent simulate-cluster``."""

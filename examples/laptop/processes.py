@@ -8,6 +8,7 @@ import contextlib
 import ctypes
 import json
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -18,6 +19,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 _PR_SET_PDEATHSIG = 1
+FULL = 1 << 20
+"""Free bytes below which a process that ended is taken to have died of the disk."""
 
 
 class DemoError(Exception):
@@ -85,7 +88,10 @@ class Process:
     def last_words(self) -> str:
         """The end of its log."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
-        return "\n".join(text.splitlines()[-8:])
+        lines = text.splitlines()[-8:]
+        if shutil.disk_usage(self.log.parent).free < FULL:
+            lines.append("error: the disk is full; free some of it, or name another with --out")
+        return "\n".join(lines)
 
     def last_line(self) -> str:
         """The last message of its log, in one line."""

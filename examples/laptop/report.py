@@ -166,7 +166,7 @@ def _draw_arms(axis: Any, outcome: Outcome) -> None:
                 color="#333333",
                 capsize=3,
             )
-            axis.text(x, 2, f"{100 * (ratio.mean - 1):+.0f} %", ha="center", color="white", size=8)
+            axis.text(x, 2, f"{100 * (ratio.mean - 1):+.0f}", ha="center", color="white", size=8)
         axis.set_xticks(range(len(outcome.arms)), list(outcome.arms))
     axis.axhline(100, color=COLOURS[BASELINE], linestyle="--", linewidth=1)
     axis.set_ylabel("mean completion time, % of LeastAllocated")

@@ -1,9 +1,13 @@
 """The hub's memory."""
 
 import math
+import sqlite3
+from contextlib import closing
 
 import pytest
+from typer.testing import CliRunner
 
+from coordinator.cli import app
 from coordinator.registry import Registry, RegistryError
 from coordinator.views import Checkpoint, NewUpdate, Point
 
@@ -196,3 +200,21 @@ def test_damaged_registry_is_refused_and_left_as_it_is(tmp_path, first):
     with pytest.raises(RegistryError, match=r"registry\.db is damaged .*restore it from a copy"):
         Registry(f"sqlite:///{path}")
     assert path.read_bytes() == content
+
+
+def test_registry_that_fails_at_work_is_told_in_one_line(tmp_path):
+    state = ["--state-dir", str(tmp_path)]
+    assert CliRunner().invoke(app, ["init", *state]).exit_code == 0
+    with closing(sqlite3.connect(tmp_path / "registry.db")) as db, db:
+        db.execute(
+            "CREATE TRIGGER full BEFORE INSERT ON members "
+            "BEGIN SELECT RAISE(FAIL, 'database or disk is full'); END"
+        )
+    out = ["--out", str(tmp_path / "alpha")]
+    result = CliRunner().invoke(app, ["enroll", "alpha", *out, *state])
+    assert result.exit_code == 1
+    said = " ".join(result.output.split())
+    assert "the registry failed at work" in said
+    assert "database or disk is full" in said
+    assert "free some disk" in said
+    assert "Traceback" not in said
