@@ -21,7 +21,7 @@ from examples.laptop.display import Display
 from examples.laptop.evaluation import ALONE, FEDERATED, WINDOWS, evaluate
 from examples.laptop.federation import LEAST_ROUNDS, Federation
 from examples.laptop.members import MEMBERS
-from examples.laptop.processes import DemoError, Supervisor
+from examples.laptop.processes import DemoError, StoppedError, Supervisor
 
 app = typer.Typer(add_completion=False, pretty_exceptions_enable=False)
 console = Console()
@@ -32,22 +32,20 @@ if not console.is_terminal:
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
-class StoppedError(Exception):
-    """Ctrl-C, SIGTERM, or a terminal that was closed."""
-
-
 @contextlib.contextmanager
 def stoppable(supervisor: Supervisor) -> Iterator[None]:
     """Turn the first signal into :class:`StoppedError`; end all processes, however it ends.
 
-    Once the ending has begun signals are passed over: an impatient second Ctrl-C must not leave
-    processes behind.
+    Further signals are passed over: an impatient second Ctrl-C must not leave processes behind.
+    The interpreter swallows what is raised inside some of its callbacks, so the supervisor is told
+    as well and raises it at its next step.
     """
 
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
-        pass_over()
-        raise StoppedError(signal.Signals(number).name)
+        if not supervisor.interrupted:
+            supervisor.interrupted = signal.Signals(number).name
+            supervisor.check()
 
     def pass_over() -> None:
         for name in SIGNALS:
@@ -166,6 +164,7 @@ def _run(
             def tick(name: str = member.name) -> None:
                 nonlocal done
                 done += 1
+                federation.supervisor.check()
                 shown.update(f"{name}: window {done} of {windows}")
 
             states = {

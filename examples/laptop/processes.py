@@ -27,6 +27,10 @@ class DemoError(Exception):
     """The demo cannot go on; the message says why and what to do."""
 
 
+class StoppedError(Exception):
+    """Ctrl-C, SIGTERM, or a terminal that was closed; says which signal."""
+
+
 def free_ports(count: int) -> list[int]:
     """Ports of the loopback address that nobody listens on now."""
     with contextlib.ExitStack() as stack:
@@ -105,9 +109,17 @@ class Supervisor:
 
     say: Callable[[str], None]
     processes: list[Process] = field(default_factory=list)
+    interrupted: str = ""
+    """The signal that ends the demo; empty while there was none."""
+
+    def check(self) -> None:
+        """Raise StoppedError once a signal came."""
+        if self.interrupted:
+            raise StoppedError(self.interrupted)
 
     def start(self, name: str, arguments: list[str], log: Path, *, restart: bool = True) -> Process:
         """Start and from now on watch a process."""
+        self.check()
         process = Process(name, arguments, log, restart)
         process.start()
         self.processes.append(process)
@@ -115,6 +127,7 @@ class Supervisor:
 
     def watch(self) -> None:
         """Bring back what died. Raises DemoError for a process that cannot be brought back."""
+        self.check()
         for process in self.processes:
             assert process.popen is not None
             status = process.popen.poll()
@@ -138,6 +151,7 @@ class Supervisor:
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
+            self.check()
             if ready.exists():
                 found: dict[str, object] = json.loads(ready.read_text())
                 return found

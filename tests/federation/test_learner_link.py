@@ -4,13 +4,14 @@ from pathlib import Path
 
 import numpy as np
 
+from agent.cluster import nodes_file
 from agent.federation import Member
 from agent.journal import Progress
 from agent.uploads import UploadPolicy
 from common.policy import initial_arrays
 from common.weights import delta, norm
 from tests.federation.support import TERMS, Hub, until
-from tests.unit.journals import placed
+from tests.unit.journals import NODES, life_of_pods, placed
 from tests.unit.test_learner import Member as Cluster
 from tests.unit.test_learner import decision, varied
 
@@ -32,7 +33,7 @@ def link(cluster: Cluster, hub: Hub, name: str) -> Member:
 def work(cluster: Cluster, number: int) -> None:
     """Four more decisions that place pods which ran and ended, and a reading of each."""
     for n in range(number, number + 4):
-        pod = f"pod-{n}"
+        pod = f"worker-{n}"
         cluster.write(varied(decision(n, pod)), *placed(pod, "n0", 10.0 * n + 1))
         cluster.write(
             Progress(
@@ -49,7 +50,14 @@ def work(cluster: Cluster, number: int) -> None:
 
 def test_learners_share_weights_speeds_and_counts_over_the_link(tmp_path: Path) -> None:
     hub = Hub(tmp_path, initial=initial_arrays(), eta=0.5, min_members=2).start()
-    clusters = [Cluster(tmp_path / name) for name in ("east", "west")]
+    # Small steps pass the gate: only a judged policy is shared.
+    clusters = [
+        Cluster(tmp_path / name, gate_rounds=1, options={"learning_rate": 1e-4})
+        for name in ("east", "west")
+    ]
+    for cluster in clusters:
+        nodes_file.write(cluster.settings.nodes_file, NODES)
+        cluster.write(*(r for r in life_of_pods(40) if not isinstance(r, Progress)))
     members = [link(c, hub, n) for c, n in zip(clusters, ("east", "west"), strict=True)]
     try:
         for member in members:

@@ -1,5 +1,6 @@
 """What the demo cannot do it says at once, with the cure, and leaves nothing running."""
 
+import contextlib
 import shutil
 import signal
 import socket
@@ -11,9 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agent.simulator.traces import trace_file
-from examples.laptop.__main__ import StoppedError, app, stoppable
+from examples.laptop.__main__ import app, stoppable
 from examples.laptop.members import HELD_OUT_FROM, MEMBERS
-from examples.laptop.processes import Process, Supervisor
+from examples.laptop.processes import Process, StoppedError, Supervisor
 
 
 def run(*arguments: object) -> Result:
@@ -120,6 +121,19 @@ def test_second_signal_does_not_break_off_the_ending(supervisor: Supervisor, num
         signal.raise_signal(number)
     assert popen.returncode == -signal.SIGTERM
     assert signal.getsignal(number) is before
+
+
+def test_signal_that_the_interpreter_swallowed_stops_at_the_next_step(
+    supervisor: Supervisor,
+) -> None:
+    def step() -> None:
+        with contextlib.suppress(StoppedError):  # as the interpreter does within a callback
+            signal.raise_signal(signal.SIGTERM)
+        supervisor.watch()
+
+    with pytest.raises(StoppedError, match="SIGTERM"), stoppable(supervisor):
+        step()
+    assert not supervisor.processes
 
 
 def test_signal_during_an_orderly_ending_is_passed_over(supervisor: Supervisor) -> None:
