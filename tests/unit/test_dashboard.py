@@ -53,8 +53,8 @@ def fill(registry: Registry, clock: Clock) -> None:
     for name in ("berlin", "osaka", "prague"):
         registry.enroll(name, name, START + 1e6)
         registry.connected(name, 1, "scorer", "0.1")
-    registry.traffic("berlin", 1000, 5000)
-    registry.traffic("osaka", 200, 700)
+    registry.traffic({"berlin": (1000, 5000)})
+    registry.traffic({"osaka": (200, 700)})
     accepted = NewUpdate("berlin", True, "", 40, 50, 0.5, 900, 7, 140, b"")
     other = NewUpdate("osaka", True, "", 60, 20, 0.25, 800, 8, 60, b"")
     shape = NewUpdate("prague", False, "w1 has shape (2, 3), expected (3, 2)", size=700)
