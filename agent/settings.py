@@ -102,6 +102,9 @@ class LearnSettings(_Section):
     """Rollouts on the cluster's own simulator in each learning round; 0 for none."""
     rollout_decisions: int = Field(default=256, ge=2)
     """Decisions of one rollout."""
+    labels: int = Field(default=240, ge=0)
+    """Most candidates tried on the cluster's own simulator in each learning round, to learn from
+    what they would have led to; 0 for none. A hundred cost about a second of one core."""
     gate_rounds: int = Field(default=10, ge=1)
     """Learning rounds between two comparisons of the candidate with the rule."""
     gate_windows: int = Field(default=16, ge=2)

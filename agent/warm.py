@@ -12,6 +12,7 @@ from agent.learning.rollouts import rollout
 from agent.scheduling.decision import decide_node, decide_queue, make_policy
 from agent.simulator.engine import advance
 from agent.simulator.hardware import load_speeds
+from agent.simulator.labels import label
 from agent.simulator.nodes import node_mix
 from agent.simulator.runs import simulate
 from agent.simulator.simulation import copy_simulation, new_simulation
@@ -31,6 +32,7 @@ def warm() -> None:
     )
     sim = new_simulation(workload, nodes, speeds)
     simulate(copy_simulation(sim), greedy)
+    label(copy_simulation(sim), greedy, seed=0, rows=20)
     rollout(copy_simulation(sim), exploring, seed=0, decisions=20, mean_run_seconds=3600.0)
     while not sim.cluster.counts[0]:
         advance(sim, math.inf)

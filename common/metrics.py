@@ -10,6 +10,8 @@ from collections.abc import Mapping
 DECLARED: dict[str, str] = {
     "reward": "mean reward of the latest experience",
     "loss": "total loss of the latest learning round",
+    "distillation_loss": "mean loss against the labels tried on the own simulator",
+    "labels": "labels that the teacher keeps",
     "policy_loss": "clipped surrogate loss (PPO)",
     "value_loss": "value or TD loss",
     "entropy": "mean entropy of the policy, nats",

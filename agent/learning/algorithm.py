@@ -16,6 +16,7 @@ from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
 from agent.learning.batch import Batch
+from agent.learning.distillation import Teacher, distillation_loss
 from agent.learning.network import Network, load_arrays, to_arrays
 from agent.learning.proximal import Proximal
 from agent.learning.returns import ReturnScale
@@ -23,6 +24,7 @@ from common.policy import ARCHITECTURE
 from common.weights import Arrays
 
 CHECKPOINT_FORMAT = 1
+DISTILLATION_GRAD_NORM = 1.0
 
 
 class LearningError(ValueError):
@@ -124,6 +126,25 @@ class Algorithm(ABC):
             raise
         self.updates += 1
         return metrics
+
+    def distil(self, teacher: Teacher, *, steps: int, minibatch: int) -> dict[str, float]:
+        """Take optimiser steps towards the teacher's labels; return the mean loss.
+
+        Raises:
+            LearningError: a label, or what came of it, is not finite; nothing has changed.
+        """
+        before = self._snapshot()
+        try:
+            losses = []
+            for _ in range(steps):
+                loss = distillation_loss(self.network, teacher.sample(self.rng, minibatch))
+                losses.append(float(loss.detach()))
+                self._step(loss + self.proximal.term(), DISTILLATION_GRAD_NORM)
+            self._check_weights()
+        except BaseException:
+            self._restore(*before)
+            raise
+        return {"distillation_loss": float(np.mean(losses)), "labels": float(len(teacher))}
 
     @abstractmethod
     def _learn(self, batch: Batch) -> dict[str, float]:

@@ -13,24 +13,21 @@ from pathlib import Path
 import msgspec
 import numpy as np
 
-from agent.cluster import nodes_file
-from agent.cluster.records import Node
 from agent.federation import LocalState
 from agent.learning import promotion
 from agent.learning.algorithm import CheckpointError, LearningError
 from agent.learning.algorithms import make_algorithm
-from agent.learning.batch import Batch, concatenate
+from agent.learning.batch import concatenate
 from agent.learning.experience import Taken, take
 from agent.learning.gate import GateSettings
 from agent.learning.handover import Handover, Offer
+from agent.learning.practice import LABEL_MINIBATCH, LABEL_STEPS, Practice
 from agent.learning.promotion import Gatekeeper, Live, corrections_of, write_live
 from agent.learning.publish import SpeedsPublisher
 from agent.learning.reward import RewardWeights, RunTimeMean
-from agent.learning.rollouts import rollout
 from agent.learning.speeds import SpeedModel, sample
 from agent.learning.store import Store
-from agent.learning.twin import Twin, build, gpu_models
-from agent.scheduling.decision import make_policy
+from agent.learning.twin import gpu_models
 from agent.settings import Settings
 from common.policy import initial_arrays
 from common.speeds import SpeedRow, SpeedTable
@@ -99,8 +96,7 @@ class OnlineLearner:
         self._restore()
         self._last_round = clock()
         self._publisher = SpeedsPublisher(settings.speeds_file, store, self.speeds)
-        self._twin: Twin | None = None
-        self._twin_round = -1
+        self.practice = Practice(settings, store, self.speeds)
         write_live(settings.policy_file, self.live)
         self.handover = Handover(self._snapshot())
 
@@ -141,7 +137,7 @@ class OnlineLearner:
         finally:
             self.handover.settle(offer, adopted)
         if ingested or peers is not None or taken is not None:
-            self._publisher.publish(gpu_models(self._nodes()))
+            self._publisher.publish(gpu_models(self.practice.nodes()))
             self.write_status()
         if ingested and self.owns_journal:
             self.store.forget_segments(self.journal, keep=self.learn.keep_segments)
@@ -161,54 +157,52 @@ class OnlineLearner:
             return taken
         if self._clock() - self._last_round < self.learn.idle_seconds:
             return None
-        if taken.fates or (self.learn.rollouts and self._current_twin() is not None):
+        if taken.fates or self.practice.wanted:
             return taken
         return None
 
     def _learn(self, taken: Taken) -> list[tuple[int, str]]:
         """Update the policy; the fates of the decisions, set aside where they cannot be learned."""
         self._last_round = self._clock()
+        seed = self._round_seed()
+        self.practice.teach(seed=seed)
+        practised = self.practice.rollouts(
+            self.algorithm.arrays(),
+            self.temperature,
+            seed=seed,
+            mean_run_seconds=self._mean_run_seconds(),
+            weights=self.weights,
+        )
         real = [] if taken.batch is None else [taken.batch]
-        for batches in ([*real, *self._rollouts()], real):
+        metrics: dict[str, float] = {}
+        fates = [(seq, "invalid" if fate == "learned" else fate) for seq, fate in taken.fates]
+        for batches in ([*real, *practised], real):
             if not batches:
                 continue
             try:
-                metrics = self.algorithm.update(concatenate(batches))
+                metrics |= self.algorithm.update(concatenate(batches))
             except LearningError as error:
                 log.error("a batch was not learned from: %s", error)
                 continue
+            self.transitions += sum(len(batch) for batch in real)
+            fates = taken.fates
+            break
+        metrics |= self._distil()
+        if metrics:
             self.metrics = {**self.metrics, **metrics, **taken.metrics}
             self.learning_rounds += 1
-            self.transitions += sum(len(batch) for batch in real)
-            return taken.fates
-        return [(seq, "invalid" if fate == "learned" else fate) for seq, fate in taken.fates]
+        return fates
 
-    def _rollouts(self) -> list[Batch]:
-        """Decisions of the present policy on the cluster's own simulator."""
-        twin = self._current_twin() if self.learn.rollouts else None
-        if twin is None:
-            return []
-        policy = make_policy(
-            self.settings.serve.rule,
-            self.algorithm.arrays(),
-            margin=self.settings.serve.margin,
-            temperature=self.temperature,
-        )
-        made = []
-        for number in range(self.learn.rollouts):
-            # Seeds above those of the gate: what is trained on is never what is judged by.
-            seed = (1 << 30) + self._round_seed()
-            made.append(
-                rollout(
-                    twin.simulation(seed=seed, window=number, jobs=self.learn.gate_jobs),
-                    policy,
-                    seed=seed + number,
-                    decisions=self.learn.rollout_decisions,
-                    mean_run_seconds=self._mean_run_seconds(),
-                    weights=self.weights,
-                )
-            )
-        return [batch for batch in made if batch is not None]
+    def _distil(self) -> dict[str, float]:
+        """Go a few steps towards the teacher's labels, once there are enough for a minibatch."""
+        teacher = self.practice.teacher
+        if len(teacher) < LABEL_MINIBATCH:
+            return {}
+        try:
+            return self.algorithm.distil(teacher, steps=LABEL_STEPS, minibatch=LABEL_MINIBATCH)
+        except LearningError as error:
+            log.error("the labels were not learned from: %s", error)
+            return {}
 
     def _adopt(self, offer: Offer | None) -> bool:
         """Take up a policy of the hub; False where it does not fit."""
@@ -237,7 +231,7 @@ class OnlineLearner:
         return (self.learn.seed * 100_003 + self.learning_rounds) % (1 << 29)
 
     def _gate(self) -> None:
-        twin = self._current_twin(fresh=True)
+        twin = self.practice.twin(fresh=True)
         if twin is None:
             log.info("no comparison yet: too few finished jobs, or the nodes are not known")
             return
@@ -264,21 +258,6 @@ class OnlineLearner:
             )
             self.algorithm.set_weights(best)
             self.live = promotion.replace_struct(self.live, failures=0)
-
-    def _current_twin(self, *, fresh: bool = False) -> Twin | None:
-        """The cluster's simulator, at most ``gate_rounds`` rounds old."""
-        age = self.learning_rounds - self._twin_round
-        if self._twin is None or fresh or age >= self.learn.gate_rounds:
-            self._twin = build(self.store, self.speeds_now(), self._nodes())
-            self._twin_round = self.learning_rounds
-        return self._twin
-
-    def _nodes(self) -> list[Node]:
-        try:
-            return nodes_file.read(self.settings.nodes_file)
-        except nodes_file.NodesFileError as error:
-            log.debug("%s", error)
-            return []
 
     def speeds_now(self) -> SpeedModel:
         """The speed model with all that the store has seen."""

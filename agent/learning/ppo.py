@@ -22,7 +22,7 @@ from agent.learning.returns import F64, discount, discounted_returns
 class PpoSettings:
     """Settings of :class:`Ppo`."""
 
-    learning_rate: float = 3e-4
+    learning_rate: float = 5e-4
     """Adam's step size."""
     clip: float = 0.2
     """How far the ratio of new to old probability may leave 1 and still be rewarded."""
@@ -33,7 +33,7 @@ class PpoSettings:
     entropy: float = 0.0
     """Weight of the entropy bonus, per nat. Off: the rule's scores keep the policy soft, and
     a bonus drifts away from the rule wherever rewards say little."""
-    restraint: float = 0.5
+    restraint: float = 0.2
     """Weight of the candidates' mean squared correction: without evidence the policy returns to the
     rule."""
     value: float = 0.5

@@ -37,6 +37,7 @@ FAST: dict[str, Any] = {
     "gate_rounds": 1000,
     "gate_windows": 2,
     "gate_jobs": 20,
+    "labels": 0,
 }
 
 
@@ -277,6 +278,20 @@ def test_rollouts_teach_a_quiet_cluster(build: Callable[..., Member]) -> None:
     assert member.learner.learning_rounds == 1
     assert not same(member.learner.arrays(), initial_arrays())
     assert member.store.fates()["learned"] == 0
+
+
+def test_labels_teach_a_quiet_cluster(build: Callable[..., Member]) -> None:
+    member = build(labels=200, gate_jobs=100, idle_seconds=5.0)
+    nodes_file.write(member.settings.nodes_file, NODES)
+    member.write(*life_of_pods(40))
+    member.learner.round()
+    for _ in range(5):  # until there are enough for a minibatch
+        member.now += 6.0
+        member.learner.round()
+    status = json.loads((member.settings.state / "learn-status.json").read_text())
+    assert status["metrics"]["labels"] >= 256
+    assert status["metrics"]["distillation_loss"] > 0.0
+    assert not same(member.learner.arrays(), initial_arrays())
 
 
 def test_speeds_reach_the_decision_path(build: Callable[..., Member]) -> None:
