@@ -37,8 +37,7 @@ def _begin(config: Path | None, verbose: bool) -> Settings:
 
 
 def _failed(error: Exception) -> typer.Exit:
-    text = error.args[0] if isinstance(error, KeyError) else error
-    typer.echo(f"error: {text}", err=True)
+    typer.echo(f"error: {error}", err=True)
     return typer.Exit(2)
 
 

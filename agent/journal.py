@@ -6,6 +6,7 @@ out, so a killed process loses nothing that it answered, and no disk is waited f
 framed by its length and CRC-32; a torn last record (a machine that lost power) is passed over.
 """
 
+import contextlib
 import errno
 import os
 import struct
@@ -111,7 +112,6 @@ class Journal:
         self.folder = folder
         self.limit_bytes = limit_bytes
         self.dropped_segments = 0
-        self.records = 0
         folder.mkdir(parents=True, exist_ok=True)
         self._number = max((number for number, _ in segments(folder)), default=0)
         self._file = -1
@@ -119,13 +119,17 @@ class Journal:
         self._rotate()
 
     def _rotate(self) -> None:
-        if self._file >= 0:
-            os.close(self._file)
-        self._number += 1
-        path = self.folder / f"{self._number:08d}{_SUFFIX}"
-        self._file = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
-        self._size = 0
-        kept = [(path, path.stat().st_size) for _, path in segments(self.folder)]
+        number = self._number + 1
+        path = self.folder / f"{number:08d}{_SUFFIX}"
+        # First the new one: where it cannot be had, a closed descriptor would soon be the number of
+        # another file or connection, and get the records.
+        opened = os.open(path, os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_EXCL, 0o600)
+        self.close()
+        self._file, self._number, self._size = opened, number, 0
+        kept = []
+        for _, path in segments(self.folder):
+            with contextlib.suppress(FileNotFoundError):  # the learner deletes what it has read
+                kept.append((path, path.stat().st_size))
         total = sum(size for _, size in kept)
         for old, size in kept[:-1]:
             if total <= self.limit_bytes:
@@ -142,7 +146,6 @@ class Journal:
             # A disk that fills up takes a part; left there, it would hide all records behind it.
             os.ftruncate(self._file, self._size)
             raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(self.folder))
-        self.records += 1
         self._size += len(body) + _FRAME.size
         if self._size >= SEGMENT_BYTES:
             self._rotate()

@@ -14,9 +14,25 @@ from typing import Any, Literal
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
+from pydantic_settings import SettingsError as UnparsedError
 
 PREFIX = "FEDSCHED_AGENT_"
 _NESTED = "__"
+
+RuleName = Literal[
+    "least-allocated",
+    "most-allocated",
+    "balanced-allocation",
+    "random",
+    "fastest",
+    "patient",
+    "fifo-eft",
+    "djct",
+    "sjf",
+    "sjf-eft",
+    "hrrn-eft",
+]
+"""The rules of scheduling/rules.py but for the oracles, which know what no live cluster tells."""
 
 
 class SettingsError(ValueError):
@@ -36,7 +52,7 @@ class ServeSettings(_Section):
     """Port of the extender; 0 takes a free one (see ``--ready-file``)."""
     api_url: str = "http://127.0.0.1:8001"
     """Kubernetes API server; the default is where ``kubectl proxy`` listens."""
-    rule: str = "hrrn-eft"
+    rule: RuleName = "hrrn-eft"
     """The rule that decides where no learned policy does, by its name in scheduling/rules.py."""
     margin: float = Field(default=0.3, ge=0.0)
     """How much better than the rule's own choice a learned choice must look, in log time."""
@@ -113,6 +129,8 @@ class LearnSettings(_Section):
     """Jobs in each window."""
     gate_tolerance: float = Field(default=0.01, ge=0.0)
     """How much worse than the rule the upper end of the interval may be, as a share."""
+    gate_tail_tolerance: float = Field(default=0.05, ge=0.0)
+    """How much worse than the rule the 99th percentile of completion times may be, as a share."""
     gate_patience: int = Field(default=3, ge=1)
     """Failed comparisons in a row after which learning goes on from the best policy so far."""
     keep_segments: int = Field(default=4, ge=0)
@@ -204,6 +222,11 @@ def load(path: Path | None = None, environ: Mapping[str, str] | None = None) -> 
         where = f"{path} or the environment" if path else "the environment"
         problems = "; ".join(_problem(part) for part in error.errors())
         raise SettingsError(f"settings from {where}: {problems}") from error
+    except UnparsedError as error:
+        raise SettingsError(
+            f"settings from the environment ({PREFIX}…): {error}; a mapping or a list is written "
+            "there as JSON"
+        ) from error
 
 
 def _read(path: Path | None) -> dict[str, Any]:
@@ -234,5 +257,5 @@ def _problem(part: Mapping[str, Any]) -> str:
         return f"{place}: {part['msg']} (it is {part['input']!r})"
     model: type[BaseModel] = Settings
     for step in part["loc"][:-1]:
-        model = type(getattr(Settings(), str(step))) if model is Settings else model
+        model = type(model.model_fields[str(step)].default)
     return f"{place}: no such setting{_hint(str(part['loc'][-1]), model)}"

@@ -11,13 +11,12 @@ from typing import Annotated
 import typer
 
 GROUP = "fedsched.commands"
-EXTRAS = {"agent": "learn", "benchmark": "demo", "coordinator": "coordinator", "demo": "demo"}
+EXTRAS = {"agent": "learn", "benchmark": "learn", "coordinator": "coordinator"}
 """The extra that brings all that a command needs."""
 SUMMARIES = {
     "agent": "One member cluster: answer kube-scheduler, learn, simulate.",
     "benchmark": "Measure policies and the decision path.",
     "coordinator": "The hub: members, rounds, policies and the dashboard.",
-    "demo": "A whole federation on this machine.",
 }
 DESCRIPTION = (
     "Federated multi-cluster learning for Kubernetes scheduling: agents learn in each cluster "

@@ -2,7 +2,7 @@
 
 A candidate is a pod on a node, or waiting. The same columns serve every cluster, whatever its node
 count and GPU models: hardware is described by numbers, so a new GPU type is a new point and not a
-new network. ``agent.scheduling.candidates`` fills them; changing a column's meaning changes
+new network. ``agent.scheduling.description`` fills them; changing a column's meaning changes
 ``FEATURES_VERSION``, and agents and hub refuse each other's policies across versions.
 """
 

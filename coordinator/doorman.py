@@ -48,7 +48,8 @@ class Doorman:
         """Note that a session began on gRPC's ``peer``; return the remote address behind it."""
         tail = peer.rpartition(":")[2]
         port = int(tail) if tail.isdecimal() else -1
-        self._identified.add(port)
+        if port in self._remote:  # else the connection is gone, and its port may be another's soon
+            self._identified.add(port)
         return self._remote.get(port, peer)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:

@@ -13,12 +13,13 @@ from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar
 
 import grpc
+from sqlalchemy.exc import SQLAlchemyError
 
 from common import link_pb2 as pb
 from common.identity import KeyPair, fingerprint
 from common.metrics import allowed, undeclared
 from coordinator.doorman import Doorman
-from coordinator.registry import Registry
+from coordinator.registry import Registry, told
 
 T = TypeVar("T")
 
@@ -203,15 +204,22 @@ class SessionServer:
     async def _keep_house(self) -> None:
         while True:
             await asyncio.sleep(HOUSEKEEPING_SECONDS)
-            admitted = await asyncio.to_thread(self._registry.admitted)
-            with self._lock:
-                sessions = list(self._sessions.values())
-            await asyncio.to_thread(self._flush, sessions)
-            for session in sessions:
-                if admitted.get(session.member) != session.fingerprint:
-                    text = f"{session.member} was revoked or got a new certificate"
-                    await asyncio.to_thread(self.report, "revoked", text, session.member)
-                    session.outbox.put_nowait(None)
+            try:
+                await self._look_after_sessions()
+            except SQLAlchemyError as error:
+                # The next look comes soon; without one a revoked member would stay connected.
+                log.error("%s", told(error))
+
+    async def _look_after_sessions(self) -> None:
+        admitted = await asyncio.to_thread(self._registry.admitted)
+        with self._lock:
+            sessions = list(self._sessions.values())
+        for session in sessions:
+            if admitted.get(session.member) != session.fingerprint:
+                session.outbox.put_nowait(None)
+                text = f"{session.member} was revoked or got a new certificate"
+                await asyncio.to_thread(self.report, "revoked", text, session.member)
+        await asyncio.to_thread(self._flush, sessions)
 
     def _flush(self, sessions: Iterable[_Session]) -> None:
         counts: dict[str, tuple[int, int]] = {}

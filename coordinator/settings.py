@@ -1,9 +1,10 @@
 """Settings of the hub: a YAML file, then environment variables; read by its commands and server.
 
 A field ``round_timeout`` is set in the file by its name and in the environment by
-``FEDSCHED_COORDINATOR_ROUND_TIMEOUT``, which wins. The Helm chart's values carry the same names.
+``FEDSCHED_COORDINATOR_ROUND_TIMEOUT``, which wins.
 """
 
+import difflib
 import os
 from pathlib import Path
 from typing import Any, Literal
@@ -11,6 +12,7 @@ from typing import Any, Literal
 import yaml
 from pydantic import Field, ValidationError, field_validator
 from pydantic_settings import BaseSettings, SettingsConfigDict
+from pydantic_settings import SettingsError as UnparsedError
 
 StrategyName = Literal["fedavg", "fedprox", "fedmedian", "fedtrimmedavg", "krum", "multikrum"]
 
@@ -128,15 +130,23 @@ def load_settings(path: Path | None = None, **overrides: Any) -> CoordinatorSett
     """Read the file ``path`` (if any), the environment that wins over it, and ``overrides``.
 
     Raises:
-        SettingsError: the file cannot be read, or a value has the wrong type or range.
+        SettingsError: the file cannot be read, a name is unknown, or a value has the wrong type or
+            range.
     """
+    known = CoordinatorSettings.model_fields
+    for variable in os.environ:
+        name = variable.upper().removeprefix(PREFIX).lower()
+        if variable.upper().startswith(PREFIX) and name not in known:
+            near = difflib.get_close_matches(name, known, n=1)
+            hint = f"did you mean {near[0]!r}?" if near else f"known are {', '.join(sorted(known))}"
+            raise SettingsError(f"environment variable {variable}: no such setting; {hint}")
     values: dict[str, Any] = {}
     if path is not None:
         try:
             read = yaml.safe_load(path.read_text()) or {}
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
             raise SettingsError(f"cannot read the settings file {path}: {error}") from error
-        if not isinstance(read, dict):
+        if not isinstance(read, dict) or not all(isinstance(name, str) for name in read):
             raise SettingsError(f"{path} must hold names and values, one 'name: value' a line")
         # A value given here would win over the environment; the file must not.
         set_outside = {name.upper() for name in os.environ}
@@ -148,3 +158,7 @@ def load_settings(path: Path | None = None, **overrides: Any) -> CoordinatorSett
             f"{'.'.join(map(str, item['loc']))}: {item['msg']}" for item in error.errors()
         )
         raise SettingsError(f"settings{f' in {path}' if path else ''}: {wrong}") from error
+    except UnparsedError as error:
+        raise SettingsError(
+            f"settings from the environment ({PREFIX}…): {error}; a list is written there as JSON"
+        ) from error

@@ -4,14 +4,12 @@ Called by ``agent.cluster.state`` with every word of the API server about a pod.
 again (a new list, a watch taken up again) is told no second time.
 """
 
-from collections import Counter
 from collections.abc import Callable
 
 from agent.cluster.records import Pod
 from agent.journal import PodEvent, Progress
 
 Emit = Callable[[PodEvent | Progress], None]
-ENDS = ("finished", "oom", "evicted", "failed", "deleted")
 
 
 def end_of(pod: Pod) -> str:
@@ -32,8 +30,6 @@ class Lifecycle:
         self._over: set[str] = set()
         self._bound: dict[str, float] = {}
         self._rate: dict[str, float] = {}
-        self.counts: Counter[str] = Counter()
-        """Events of this session by kind."""
 
     def known(self) -> set[str]:
         """UIDs of which something was told and that were not dropped since."""
@@ -100,7 +96,6 @@ class Lifecycle:
         if kind in told:
             return
         told.add(kind)
-        self.counts[kind] += 1
         self._emit(
             PodEvent(
                 uid=pod.uid,

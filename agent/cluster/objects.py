@@ -31,6 +31,8 @@ from agent.cluster.records import (
 
 GIB = float(1 << 30)
 LABEL_GPU_COUNT = "nvidia.com/gpu.count"
+MANY_GPUS = 1 << 10
+"""More than this counts as this: no node has so many, and the arrays can hold the number."""
 UNSPECIFIED_SHARE = 0.5
 """Share of one GPU for a pod that asks for ``nvidia.com/gpu.shared`` without saying how much."""
 
@@ -142,18 +144,30 @@ _decode_metrics = msgspec.json.Decoder(_NodeMetrics).decode
 def quantity(text: str | int | float) -> float:
     """The value of a Kubernetes quantity: ``500m`` is 0.5, ``16Gi`` is 2**34, ``2e3`` is 2000.
 
-    Raises ValueError for anything else.
+    Raises ValueError for anything else, and for what is beyond any number.
     """
     match = _QUANTITY.fullmatch(str(text))
     if match is None:
         raise ValueError(f"{text!r} is not a quantity (such as 500m, 16Gi, 1 or 2e3)")
     number, exponent, suffix = match.groups()
-    return float(number + (exponent or "")) * _SUFFIX.get(suffix, 1.0)
+    value = float(number + (exponent or "")) * _SUFFIX.get(suffix, 1.0)
+    if math.isinf(value):
+        raise ValueError(f"{text!r} is a quantity beyond any number")
+    return value
 
 
 def timestamp(text: str | None) -> float:
     """RFC 3339 to Unix seconds; 0 for none. Raises ValueError for anything else."""
-    return datetime.fromisoformat(text).timestamp() if text else 0.0
+    if not text:
+        return 0.0
+    moment = datetime.fromisoformat(text)
+    if moment.tzinfo is None:  # it would be read in the time zone of this machine
+        raise ValueError(f"{text!r} has no offset from UTC (such as Z or +01:00)")
+    return moment.timestamp()
+
+
+def _gpus(value: float) -> int:
+    return int(min(max(value, 0.0), MANY_GPUS))
 
 
 def node(data: bytes | msgspec.Raw) -> Node:
@@ -162,9 +176,12 @@ def node(data: bytes | msgspec.Raw) -> Node:
         raw = _decode_node(data)
         has = {name: quantity(value) for name, value in (raw.status.allocatable or {}).items()}
         labels = raw.metadata.labels or {}
-        gpus = int(has.get(RESOURCE_GPU, 0.0))
+        gpus = _gpus(has.get(RESOURCE_GPU, 0.0))
         if not gpus and has.get(RESOURCE_GPU_SHARED, 0.0) > 0.0:
-            gpus = int(labels.get(LABEL_GPU_COUNT, "1"))
+            gpus = _gpus(int(labels.get(LABEL_GPU_COUNT, "1")))
+        gpu_memory = float(labels.get(LABEL_GPU_MEMORY, "0")) if gpus else 0.0
+        if not 0.0 <= gpu_memory < math.inf:
+            raise ValueError(f"label {LABEL_GPU_MEMORY} is {labels[LABEL_GPU_MEMORY]!r}, no MiB")
         ready = all(c.status == "True" for c in raw.status.conditions or () if c.type == "Ready")
         return Node(
             name=raw.metadata.name,
@@ -172,7 +189,7 @@ def node(data: bytes | msgspec.Raw) -> Node:
             memory=has.get("memory", 0.0) / GIB,
             gpus=gpus,
             gpu_model=labels.get(LABEL_GPU_PRODUCT, "") if gpus else "",
-            gpu_memory=float(labels.get(LABEL_GPU_MEMORY, "0")) / 1024.0 if gpus else 0.0,
+            gpu_memory=gpu_memory / 1024.0,
             ready=ready and not raw.spec.unschedulable,
         )
     except (msgspec.DecodeError, ValueError) as error:
@@ -257,7 +274,7 @@ def pod(data: bytes | msgspec.Raw) -> Pod:
         spec, status = raw.spec, raw.status
         notes = _Annotations(raw.metadata.annotations)
         gates = tuple(gate.name for gate in spec.scheduling_gates or ())
-        gpus = int(_requests(spec, RESOURCE_GPU))
+        gpus = _gpus(_requests(spec, RESOURCE_GPU))
         share = 0.0
         if not gpus:
             shared = UNSPECIFIED_SHARE if _requests(spec, RESOURCE_GPU_SHARED) > 0.0 else 0.0

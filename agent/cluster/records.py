@@ -1,6 +1,6 @@
 """Nodes and pods as the agent keeps them: slim records, decoded from what the API server sends.
 
-``agent.cluster.kubernetes`` makes them from list/watch answers and extender requests;
+``agent.cluster.objects`` makes them from list/watch answers and extender requests;
 ``agent.cluster.state`` turns them into the arrays of a view. Labels and annotations that fedsched
 reads or writes are named here.
 """

@@ -1,7 +1,7 @@
 """The file in which the learner tells the decision path how fast work runs where.
 
-Written by ``agent.learning.speeds`` whenever its predictions changed, read by
-``agent.cluster.state`` as soon as the file is another one. It is JSON, replaced atomically, and
+Written by ``agent.learning.publish`` whenever its predictions changed, read by
+``agent.scheduling.serve`` as soon as the file is another one. It is JSON, replaced atomically, and
 stays within the member: it names job types and GPU models.
 """
 

@@ -1,6 +1,6 @@
 """What PPO and DQN share: network, optimiser, proximal anchor, checks and checkpoints.
 
-``agent.learning.learn`` drives either algorithm through :class:`Algorithm` alone.
+``agent.learning.learner`` drives either algorithm through :class:`Algorithm` alone.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Decisions as padded arrays: what PPO and DQN learn from, and who fills it.
 
-``agent.learning.experience`` makes batches from live decisions, ``agent.simulator.runs`` from
+``agent.learning.experience`` makes batches from live decisions, ``agent.learning.rollouts`` from
 the embedded simulator; both in the order in which the decisions were made.
 """
 

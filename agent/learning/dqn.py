@@ -1,4 +1,4 @@
-"""Deep Q-learning over candidates; ``agent.learning.learn`` makes and drives it.
+"""Deep Q-learning over candidates; ``agent.learning.learner`` drives it.
 
 V. Mnih et al., https://doi.org/10.1038/nature14236, double (https://arxiv.org/abs/1509.06461) and
 dueling (https://arxiv.org/abs/1511.06581), under a semi-Markov discount.

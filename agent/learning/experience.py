@@ -47,8 +47,6 @@ class Taken:
     """Means over the batch: ``reward`` and its terms."""
     scheduled: int = 0
     """Pods among the fates that were seen bound after our decision."""
-    moved: int = 0
-    """Transitions whose pod landed on another candidate than the preferred one."""
 
 
 @dataclass
@@ -86,7 +84,7 @@ def take(
     """
     rows: list[_Row] = []
     fates: list[tuple[int, str]] = []
-    scheduled = moved = 0
+    scheduled = 0
     waiting: _Row | None = None
     for item in store.open_decisions():
         if item.uid and store.decided_again(item.uid, item.seq):
@@ -96,7 +94,6 @@ def take(
             if _close(waiting, item):
                 rows.append(waiting)
                 fates.append((waiting.seq, "learned"))
-                moved += waiting.action != waiting.decision.action
             else:
                 fates.append((waiting.seq, "unfollowed"))
             scheduled += waiting.placed
@@ -116,7 +113,7 @@ def take(
         return Taken(None, fates, scheduled=scheduled)
     mean = RunTimeMean(store.counter("runs"), store.counter("run_seconds"), run_time_prior).seconds
     batch, metrics = _batch(rows, mean, weights)
-    return Taken(batch, fates, metrics, scheduled, moved)
+    return Taken(batch, fates, metrics, scheduled)
 
 
 def _resolve(

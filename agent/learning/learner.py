@@ -82,7 +82,10 @@ class OnlineLearner:
         )
         self.algorithm, self.temperature = make_algorithm(self.learn)
         gate = GateSettings(
-            self.learn.gate_windows, self.learn.gate_jobs, self.learn.gate_tolerance
+            self.learn.gate_windows,
+            self.learn.gate_jobs,
+            self.learn.gate_tolerance,
+            self.learn.gate_tail_tolerance,
         )
         self.gatekeeper = Gatekeeper(
             settings.serve.rule, settings.serve.margin, self.learn.gate_patience, gate

@@ -1,4 +1,4 @@
-"""Proximal policy optimisation over candidates; ``agent.learning.learn`` makes and drives it.
+"""Proximal policy optimisation over candidates; ``agent.learning.learner`` drives it.
 
 J. Schulman et al., https://arxiv.org/abs/1707.06347, with generalised advantage estimation
 (https://arxiv.org/abs/1506.02438) under a semi-Markov discount, and an importance weight that lets

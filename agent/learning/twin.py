@@ -112,8 +112,8 @@ class Twin:
 
 
 def gpu_models(nodes: Sequence[Node]) -> list[str]:
-    """The GPU models of the nodes, sorted."""
-    return sorted({node.gpu_model for node in nodes if node.gpus and node.gpu_model})
+    """The GPU models of the nodes, sorted; GPUs without a label are one model without a name."""
+    return sorted({node.gpu_model for node in nodes if node.gpus})
 
 
 def kind_of(event: PodEvent) -> Kind:
@@ -164,7 +164,7 @@ def build(
     return Twin(
         nodes=mix,
         speeds=table,
-        gpu_spec=np.array([_described(m) for m in models], np.float64).reshape(len(models), 3),
+        gpu_spec=np.array([_described(m, nodes) for m in models], np.float64).reshape(-1, 3),
         gap=gap[keep],
         kind=kind[keep],
         seconds=seconds[keep],
@@ -174,10 +174,12 @@ def build(
     )
 
 
-def _described(model: str) -> tuple[float, float, float]:
+def _described(model: str, nodes: Sequence[Node]) -> tuple[float, float, float]:
+    """TFLOP/s, GB/s and GiB of a GPU as ``agent.cluster.growth`` describes it to the live agent."""
     spec = gpu_spec(model)
     if spec is None:
-        return UNKNOWN_SPEC
+        labels = (node.gpu_memory for node in nodes if node.gpu_model == model)
+        return UNKNOWN_SPEC[0], UNKNOWN_SPEC[1], next(labels, 0.0) or UNKNOWN_SPEC[2]
     return spec.tflops, spec.bandwidth, spec.memory
 
 
@@ -233,7 +235,7 @@ def _sizes(
 
 def _mix(nodes: Sequence[Node], models: Sequence[str]) -> NodeMix:
     ready = [node for node in nodes if node.ready] or list(nodes)
-    gpus = [min(node.gpus, GPUS_PER_NODE) if node.gpu_model else 0 for node in ready]
+    gpus = [min(node.gpus, GPUS_PER_NODE) for node in ready]
     return NodeMix(
         capacity=np.array(
             [(n.cpu, n.memory, g) for n, g in zip(ready, gpus, strict=True)], np.float64
@@ -242,7 +244,11 @@ def _mix(nodes: Sequence[Node], models: Sequence[str]) -> NodeMix:
             [models.index(n.gpu_model) if g else NO_GPU for n, g in zip(ready, gpus, strict=True)],
             np.int64,
         ),
-        gpu_memory=np.array([n.gpu_memory if n.gpus else 0.0 for n in ready], np.float64),
+        # A node without the label has what its data sheet says, as in the live cluster's view.
+        gpu_memory=np.array(
+            [(n.gpu_memory or _described(n.gpu_model, nodes)[2]) if n.gpus else 0.0 for n in ready],
+            np.float64,
+        ),
         names=tuple(node.name for node in ready),
     )
 

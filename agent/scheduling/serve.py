@@ -280,8 +280,7 @@ def state_lock(folder: Path, name: str) -> Iterator[None]:
 async def serve(settings: Settings, ready_file: Path | None = None) -> None:
     """Run until SIGTERM or SIGINT. ``ready_file`` gets pid and port once the port answers.
 
-    Raises StateLockedError, OSError where the port or the directory cannot be had, and KeyError
-    for an unknown rule.
+    Raises StateLockedError, and OSError where the port or the directory cannot be had.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()

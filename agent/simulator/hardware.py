@@ -1,8 +1,8 @@
 """The true world of the embedded cluster: GPUs, measured speeds, interference and memory needs.
 
-Called by workloads.py, the simulator's engine and whoever wants the spec-sheet prior of the
-speed model. Speeds and co-location are Gavel's measurements; what Gavel did not measure (host
-memory, GPU memory, cores) are this module's assumptions, stated where they are made.
+Called by workloads.py, nodes.py, simulation.py and the learner's twin. Speeds and co-location are
+Gavel's measurements; what Gavel did not measure (host memory, GPU memory, cores) are this module's
+assumptions, stated where they are made.
 """
 
 import re

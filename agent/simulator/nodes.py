@@ -23,7 +23,7 @@ class NodeMix:
     """The nodes of one cluster.
 
     capacity: f8[N, 3], CPU cores, host memory in GiB, GPUs.
-    gpu_type: i8[N], index into hardware.GPU_TYPES; -1 without GPUs.
+    gpu_type: i8[N], index into the speed table's GPU types; -1 without GPUs.
     gpu_memory: f8[N], GiB of each GPU; 0 without.
     """
 

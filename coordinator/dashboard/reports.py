@@ -17,7 +17,8 @@ from coordinator.views import Event, Member, Overview, Round, Update
 Json = dict[str, Any]
 
 _REASONS = (
-    ("member_failed", r"could not answer"),
+    ("member_failed", r"no usable answer"),
+    ("aggregation", r"could not aggregate"),
     ("stale", r"refers to round"),
     ("norm", r"norm of"),
     ("examples", r"scheduled pods"),
@@ -29,7 +30,8 @@ _REASONS = (
 )
 """Classes of reasons and words that tell them, in order of precedence.
 
-The words are those of ``coordinator.validation``, ``coordinator.rounds`` and ``common.codec``.
+The words are those of ``coordinator.validation``, ``coordinator.rounds``, ``coordinator.strategy``
+and ``common.codec``.
 """
 
 _RECENT_EVENTS = 500

@@ -57,10 +57,10 @@ class Display:
         table = Table(expand=False)
         table.add_column("member")
         for column in (
-            "jobs placed", "ended", "mean, h", "to Least-\\nAllocated*", "no answer",
-            "learning\\nrounds", "policy", "OOM kills",
+            "jobs placed", "ended", "mean, h", "to Least-\nAllocated*", "no answer",
+            "learning\nrounds", "policy", "OOM kills",
         ):  # fmt: skip
-            table.add_column(column.replace("\\n", "\n"), justify="right", no_wrap=True)
+            table.add_column(column, justify="right", no_wrap=True)
         for member in MEMBERS:
             table.add_row(*self._row(member.name, found))
         elapsed = time.monotonic() - self._began

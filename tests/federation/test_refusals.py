@@ -2,6 +2,7 @@
 
 import grpc
 import pytest
+from sqlalchemy.exc import OperationalError
 
 from common import link_pb2 as pb
 from common.identity import fingerprint, issue_member
@@ -150,3 +151,25 @@ def test_another_certificate_of_the_same_name_is_refused(make_hub, closing):
     )
     raw = closing(RawMember(bundle, hello, credentials=credentials))
     assert_refused(raw, grpc.StatusCode.PERMISSION_DENIED)
+
+
+def test_a_revoked_member_is_shut_out_though_the_registry_failed_for_a_while(
+    make_hub, closing, monkeypatch, caplog
+):
+    monkeypatch.setattr("coordinator.sessions.HOUSEKEEPING_SECONDS", 0.05)
+    hub = make_hub()
+    raw = closing(RawMember(hub.bundle("alpha")))
+    raw.train()
+    admitted, failures = hub.registry.admitted, []
+
+    def unlucky():
+        if len(failures) < 2:
+            failures.append("database is locked")
+            raise OperationalError("SELECT", {}, Exception(failures[-1]))
+        return admitted()
+
+    monkeypatch.setattr(hub.registry, "admitted", unlucky)
+    until(lambda: len(failures) == 2, "the registry failed")
+    hub.registry.revoke("alpha")
+    assert raw.ended.wait(WAIT)
+    assert "database is locked" in caplog.text

@@ -220,7 +220,7 @@ async def test_a_quiet_members_last_update_is_found_behind_many_others(
     client: httpx.AsyncClient, registry: Registry, clock: Clock
 ) -> None:
     fill(registry, clock)
-    many = [NewUpdate("berlin", False, "the member could not answer: INTERNAL")] * 70
+    many = [NewUpdate("berlin", False, "no usable answer: INTERNAL")] * 70
     registry.finish_round(
         3,
         invited=70,
@@ -372,7 +372,9 @@ async def test_prometheus_reads_the_same_figures(
         ("it refers to round 3, not to round 4 as it was sent", "stale"),
         ("position 99 lies outside a tensor of 10 entries", "encoding"),
         ("w1 has the scale nan, expected a finite one >= 0", "not_finite"),
-        ("the member could not answer: NOT_FINITE", "member_failed"),
+        ("no usable answer: NOT_FINITE", "member_failed"),
+        ("no usable answer: its message of 99 bytes is larger than 9", "member_failed"),
+        ("Krum could not aggregate 2 updates: no norm of them", "aggregation"),
         ("the speed row 00ff comes twice", "speeds"),
         ("something that nobody thought of", "other"),
     ],

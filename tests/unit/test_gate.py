@@ -74,9 +74,15 @@ def ratio(mean: float, high: float) -> Ratio:
 def test_a_pass_needs_a_good_mean_and_a_bounded_loss(
     mean: float, high: float, passes: bool
 ) -> None:
-    verdict = judge(ratio(mean, high), ratio(2.0, 3.0), tolerance=0.01)
+    verdict = judge(ratio(mean, high), ratio(1.0, 3.0), GateSettings(tolerance=0.01))
     assert verdict.passed is passes
     assert verdict.gain == pytest.approx(1.0 - mean)
+
+
+@pytest.mark.parametrize(("tail", "passes"), [(1.04, True), (1.06, False)])
+def test_a_better_mean_must_not_be_paid_for_by_the_slowest_jobs(tail: float, passes: bool) -> None:
+    settings = GateSettings(tail_tolerance=0.05)
+    assert judge(ratio(0.95, 0.97), ratio(tail, 2.0), settings).passed is passes
 
 
 def test_a_policy_that_equals_the_rule_passes_exactly(twin: Twin) -> None:
@@ -231,3 +237,26 @@ def test_settings_that_cannot_judge_are_refused() -> None:
         GateSettings(windows=1)
     with pytest.raises(ValueError, match="tolerance"):
         GateSettings(tolerance=-0.1)
+    with pytest.raises(ValueError, match="tail_tolerance"):
+        GateSettings(tail_tolerance=float("nan"))
+
+
+def test_nodes_without_gpu_labels_make_a_twin_as_the_live_cluster_sees_them(
+    tmp_path: Path,
+) -> None:
+    store = filled(tmp_path, life_of_pods(30))
+    blank = [Node(name="a", cpu=64, memory=384, gpus=8), Node(name="b", cpu=64, memory=384)]
+    named = [Node(name="c", cpu=64, memory=384, gpus=8, gpu_model="t4")]
+    other = [Node(name="d", cpu=64, memory=384, gpus=8, gpu_model="odd", gpu_memory=10.0)]
+    made = twin_of(store, [*blank, *named, *other])
+    store.close()
+    assert made is not None
+    assert made.nodes.capacity[:, 2].tolist() == [8.0, 0.0, 8.0, 8.0]
+    assert made.nodes.gpu_memory.tolist() == [16.0, 0.0, 16.0, 10.0]
+    assert made.nodes.gpu_type.tolist() == [0, -1, 2, 1]  # models "", "odd" and "t4"
+    assert made.gpu_spec.tolist() == [
+        [15.7, 900.0, 16.0],
+        [15.7, 900.0, 10.0],
+        [8.1, 320.0, 16.0],
+    ]
+    assert (made.kind >= 0).all()

@@ -34,6 +34,7 @@ def test_environment_wins_over_the_file_and_arguments_over_both(tmp_path, monkey
         ("listen: nowhere", "listen: Value error, must be host:port"),
         ("strategy: fedbest", "strategy: Input should be"),
         ("- a", "must hold names and values"),
+        ("1: 2", "must hold names and values"),
         ("a: [", "cannot read the settings file"),
     ],
 )
@@ -43,6 +44,19 @@ def test_wrong_settings_are_named_with_their_file(tmp_path, text, why):
     with pytest.raises(SettingsError, match=re.escape(why)) as error:
         load_settings(path)
     assert str(path) in str(error.value)
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "why"),
+    [
+        ("ETAA", "0.5", "FEDSCHED_COORDINATOR_ETAA: no such setting; did you mean 'eta'?"),
+        ("SERVER_NAMES", "a,b", "a list is written there as JSON"),
+    ],
+)
+def test_wrong_variable_is_a_plain_error(monkeypatch, name, value, why):
+    monkeypatch.setenv(f"FEDSCHED_COORDINATOR_{name}", value)
+    with pytest.raises(SettingsError, match=re.escape(why)):
+        load_settings()
 
 
 def test_every_setting_is_documented():

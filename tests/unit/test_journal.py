@@ -1,7 +1,9 @@
 """The journal: what was appended is read back, whatever was torn, rotated or refused."""
 
+import contextlib
 import errno
 import resource
+import shutil
 import signal
 from pathlib import Path
 
@@ -95,3 +97,23 @@ def test_a_disk_that_fills_up_loses_the_record_and_none_behind_it(tmp_path: Path
         signal.signal(signal.SIGXFSZ, before)
     journal.append(event("b"))
     assert uids(tmp_path) == ["a", "b"]
+
+
+def test_a_segment_that_cannot_be_begun_costs_records_and_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(journal_module, "SEGMENT_BYTES", 200)
+    journal = Journal(tmp_path / "journal")
+    shutil.rmtree(tmp_path / "journal")
+    with contextlib.suppress(FileNotFoundError):
+        for number in range(10):
+            journal.append(event(f"u{number}"))
+        pytest.fail("a segment was begun in a folder that is gone")
+    other = tmp_path / "other"
+    with other.open("wb"), pytest.raises(FileNotFoundError):  # it gets the lowest free descriptor
+        journal.append(event("late"))
+    assert other.read_bytes() == b""
+    (tmp_path / "journal").mkdir()
+    journal.append(event("begins a segment"))
+    journal.append(event("b"))
+    assert uids(tmp_path / "journal") == ["b"]

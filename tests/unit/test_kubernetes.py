@@ -20,6 +20,7 @@ from agent.cluster.kubernetes import (
     Reflector,
 )
 from agent.cluster.records import GATE, Pod
+from agent.cluster.state import ClusterState
 from tests.unit.api_server import ApiServer, event, pod_json, until
 
 
@@ -100,6 +101,25 @@ def test_a_share_of_a_gpu_comes_from_its_annotation_and_a_wrong_one_loses_no_pod
     assert "RFC 3339" in late.problem
 
 
+def test_a_pod_that_asks_for_absurdly_many_gpus_waits_and_harms_no_other() -> None:
+    absurd = read_pod(
+        metadata={"uid": "absurd"},
+        spec={"containers": [{"resources": {"limits": {"nvidia.com/gpu": f"{2**63 - 1}"}}}]},
+    )
+    state = ClusterState(clock=lambda: 1e9, emit=lambda _: None, spec=lambda _: None)
+    state.replace_pods([absurd, read_pod(metadata={"uid": "other"})])
+    assert sorted(state.pods) == ["absurd", "other"]
+    with pytest.raises(objects.ObjectError, match="beyond any number"):
+        read_pod(spec={"containers": [{"resources": {"limits": {"nvidia.com/gpu": "1e400"}}}]})
+
+
+def test_a_time_without_an_offset_is_not_read_in_the_zone_of_the_machine() -> None:
+    pod = read_pod(metadata={"annotations": {"fedsched.io/deadline": "2026-01-01T00:00:00"}})
+    assert math.isinf(pod.deadline)
+    assert "RFC 3339" in pod.problem
+    assert objects.timestamp("1970-01-01T01:00:10+01:00") == 10.0
+
+
 def test_an_oom_kill_needs_both_the_reason_and_the_exit_code() -> None:
     def ended(reason: str, code: int) -> Pod:
         dead = {"terminated": {"reason": reason, "exitCode": code, "finishedAt": None}}
@@ -129,6 +149,16 @@ def test_a_node_is_read_and_a_cordoned_or_unready_one_takes_no_pods() -> None:
     assert (node.gpu_model, node.gpu_memory, node.ready) == ("T4", 15.0, True)
     assert not read(spec={"unschedulable": True}).ready
     assert not read(status={"conditions": [{"type": "Ready", "status": "Unknown"}]}).ready
+
+
+@pytest.mark.parametrize("memory", ["nan", "inf", "-1", "much"])
+def test_a_node_whose_gpu_memory_is_no_number_is_refused(memory: str) -> None:
+    data = {
+        "metadata": {"name": "n", "labels": {"nvidia.com/gpu.memory": memory}},
+        "status": {"allocatable": {"nvidia.com/gpu": "2"}},
+    }
+    with pytest.raises(objects.ObjectError):
+        objects.node(json.dumps(data).encode())
 
 
 def test_backoff_doubles_to_its_limit_with_half_of_each_wait_random() -> None:
