@@ -163,11 +163,12 @@ def segments(folder: Path) -> list[tuple[int, Path]]:
     return sorted(found)
 
 
-def read(folder: Path, after: tuple[int, int] = (0, 0)) -> Iterator[tuple[Record, int, int]]:
+def read(folder: Path, after: tuple[int, int] = (0, 0)) -> Iterator[tuple[Record | None, int, int]]:
     """Yield ``(record, segment, offset behind it)`` of all that lies behind position ``after``.
 
-    Stops at the first incomplete or damaged record of each segment: it is being written, or was
-    torn. A segment number below ``after`` is passed over.
+    A sound record of a form that this release does not know is None. Each segment is read up to
+    its first incomplete or damaged record: that is being written, or was torn. A segment number
+    below ``after`` is passed over.
     """
     for number, path in segments(folder):
         if number < after[0]:
@@ -183,4 +184,9 @@ def read(folder: Path, after: tuple[int, int] = (0, 0)) -> Iterator[tuple[Record
             if len(body) < size or zlib.crc32(body) != crc:
                 break
             offset += _FRAME.size + size
-            yield _decoder.decode(body), number, offset
+            try:
+                record = _decoder.decode(body)
+            except msgspec.DecodeError:
+                yield None, number, offset
+            else:
+                yield record, number, offset

@@ -22,7 +22,7 @@ from agent.learning.experience import Taken, take
 from agent.learning.gate import GateSettings
 from agent.learning.handover import Handover, Offer
 from agent.learning.practice import LABEL_MINIBATCH, LABEL_STEPS, Practice
-from agent.learning.promotion import Gatekeeper, Live, corrections_of, write_live
+from agent.learning.promotion import RULE_VERSION, Gatekeeper, Live, corrections_of, write_live
 from agent.learning.publish import SpeedsPublisher
 from agent.learning.reward import RewardWeights, RunTimeMean
 from agent.learning.speeds import SpeedModel, sample
@@ -341,9 +341,12 @@ class OnlineLearner:
     def _judged(self) -> Arrays:
         """What is shared: the policy that passed the gate, so that peers average judged ones.
 
-        Before any has, the shared policy as it came: no opinion.
+        While the rule decides alone (nothing passed, or what was live was withdrawn), the shared
+        policy as it came: no opinion.
         """
-        return self.live.arrays() or self.algorithm.proximal.arrays() or initial_arrays()
+        rule_alone = self.live.version in ("", RULE_VERSION)
+        live = None if rule_alone else self.live.arrays()
+        return live or self.algorithm.proximal.arrays() or initial_arrays()
 
     def _snapshot(self) -> LocalState:
         scheduled = int(self.store.counter("scheduled"))

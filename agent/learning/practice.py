@@ -80,8 +80,9 @@ class Practice:
         self._age += 1
         if twin is None:
             return []
-        serve = self._settings.serve
-        policy = make_policy(serve.rule, arrays, margin=serve.margin, temperature=temperature)
+        # No margin: what is learned from must be what the algorithm takes the policy to be.
+        rule = self._settings.serve.rule
+        policy = make_policy(rule, arrays, margin=0.0, temperature=temperature)
         made = [
             rollout(
                 twin.simulation(seed=_ROLLOUT_SEED + seed, window=n, jobs=self._learn.gate_jobs),

@@ -27,6 +27,8 @@ log = logging.getLogger(__name__)
 
 REMEMBERED = 8
 """Versions whose weights are kept to score the decisions that they made."""
+RULE_VERSION = version_id(initial_arrays())[:16]
+"""Version of the start weights, which correct nothing: with them the rule decides."""
 
 
 class Live(msgspec.Struct, frozen=True, kw_only=True):

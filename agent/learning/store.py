@@ -189,6 +189,14 @@ class Store:
         Returns the number of records taken.
         """
         taken = 0
+        found = segments(folder)
+        if found and found[-1][0] < self.position[0]:
+            # Somebody removed the journal, and serving began to number anew. What was read before
+            # is known by its id and is not taken twice.
+            log.warning("the journal in %s was replaced; reading it from its beginning", folder)
+            with self._transaction():
+                self._set("journal_segment", 0)
+                self._set("journal_offset", 0)
         records = islice(read(folder, self.position), limit)
         while chunk := list(islice(records, _TRANSACTION_RECORDS)):
             with self._transaction():
@@ -201,11 +209,15 @@ class Store:
                             log.warning("%d journal segments were dropped unread", missed)
                             self._count("dropped_segments", missed)
                         reached = segment
-                    self._ingest(record, speed_sample)
+                    if record is None:
+                        self._count("unreadable_records")
+                    else:
+                        self._ingest(record, speed_sample)
                 _, segment, offset = chunk[-1]
                 self._set("journal_segment", segment)
                 self._set("journal_offset", offset)
-                self._set("newest_time", max(self.now, *(record.time for record, _, _ in chunk)))
+                times = [record.time for record, _, _ in chunk if record is not None]
+                self._set("newest_time", max([self.now, *times]))
             taken += len(chunk)
         return taken
 

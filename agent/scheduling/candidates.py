@@ -214,7 +214,8 @@ def survey_queue(
             for c in range(rows):
                 if out.pods[c] == pod and out.nodes[c] == node_choice:
                     rule_row = c
-        ahead += math.exp(pod_log_run_time(view, context, pod)) * gpus_asked(view, pod)
+        if best_node >= 0 or waiting < NEVER or not rule.wait:  # else nothing will ever take it
+            ahead += math.exp(pod_log_run_time(view, context, pod)) * gpus_asked(view, pod)
     if not describe:
         return -1, -1, 0, -1
     if rows == 0:

@@ -88,31 +88,30 @@ def seed_kernels(seed: int) -> None:
 def take(out: Candidates, count: int, rule_row: int, policy: Policy) -> tuple[int, float]:
     """Choose among the first ``count`` candidates: the row and its log probability.
 
-    With a temperature the softmax of the scores is sampled. Without one the best score is taken,
-    where it beats the rule's choice by more than the margin; the log probability is then 0.
+    With a temperature the softmax of the scores is sampled, the margin added to the rule's choice.
+    Without one the best score is taken, where it beats the rule's choice by more than the margin;
+    the log probability is then 0.
     """
     if policy.learned:
         corrections(policy.net, out.features, count, out.corrections)
     else:
         out.corrections[:count] = 0.0
     if policy.temperature > 0.0:
-        top = -1e18
+        logits = np.empty(count)
         for i in range(count):
-            top = max(top, out.rule_scores[i] + out.corrections[i])
-        total = 0.0
-        for i in range(count):
-            score = out.rule_scores[i] + out.corrections[i]
-            total += math.exp((score - top) / policy.temperature)
+            lead = policy.margin if i == rule_row else 0.0
+            logits[i] = (out.rule_scores[i] + out.corrections[i] + lead) / policy.temperature
+        logits -= logits.max()
+        weights = np.exp(logits)
+        total = weights.sum()
         draw = np.random.random() * total
-        row, score = count - 1, 0.0
+        row = count - 1
         for i in range(count):
-            score = out.rule_scores[i] + out.corrections[i]
-            draw -= math.exp((score - top) / policy.temperature)
+            draw -= weights[i]
             if draw <= 0.0:
                 row = i
                 break
-        score = out.rule_scores[row] + out.corrections[row]
-        return row, (score - top) / policy.temperature - math.log(total)
+        return row, float(logits[row] - math.log(total))
     best = rule_row
     for i in range(count):
         score = out.rule_scores[i] + out.corrections[i]

@@ -177,7 +177,7 @@ def test_the_guard_margin_is_what_a_departure_from_the_rule_must_gain(
 
 def test_exploration_follows_the_softmax_of_the_scores() -> None:
     view = two_types()
-    policy = make_policy("hrrn-eft", initial_arrays(), temperature=0.5)
+    policy = make_policy("hrrn-eft", initial_arrays(), margin=0.0, temperature=0.5)
     seed_kernels(3)
     drawn = []
     for _ in range(4000):
@@ -189,6 +189,25 @@ def test_exploration_follows_the_softmax_of_the_scores() -> None:
         assert choice.log_prob == pytest.approx(log_prob[choice.action])
     frequency = np.bincount(drawn, minlength=5) / len(drawn)
     np.testing.assert_allclose(frequency, np.exp(log_prob), atol=0.03)
+
+
+def test_exploration_keeps_the_guard_margin() -> None:
+    view = two_types()
+    # Waiting gains 0.5 on the rule's choice; a margin of 1 keeps it exp(−0.5 / 0.02) away.
+    policy = make_policy("hrrn-eft", preferring("wait"), margin=1.0, temperature=0.02)
+    taken = [decide_queue(view, policy, everyone(view)) for _ in range(200)]
+    assert {choice.action for choice in taken if choice is not None} == {0}
+
+
+def test_a_gang_that_no_node_holds_does_not_end_all_waiting() -> None:
+    view = small_view([(0, 1), (1, 1)])
+    add_pod(view, 0, run_time=50.0)
+    bind(view, 0, 0)
+    add_pod(view, 2, kind=2, gpus=2.0, run_time=1e6, arrival=-1.0)  # first in order, fits nowhere
+    add_pod(view, 1, run_time=100.0)
+    choice = decide_queue(view, make_policy("fifo-eft"), everyone(view))
+    assert choice is not None
+    assert choice.pods[choice.action] == -1  # 50 s + 100 s is sooner than 400 s on the slow node
 
 
 def test_node_candidates_keep_the_order_that_they_were_asked_in() -> None:

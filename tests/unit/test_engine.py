@@ -282,7 +282,7 @@ def test_a_rollouts_rewards_add_up_to_the_completion_times() -> None:
     sim = new_simulation(many(4), cluster(0, 1, 2), SPEEDS)
     batch = rollout(
         sim,
-        make_policy("hrrn-eft", initial_arrays(), temperature=0.3),
+        make_policy("hrrn-eft", initial_arrays(), margin=0.0, temperature=0.3),
         seed=1,
         decisions=1000,
         mean_run_seconds=1.0,

@@ -4,6 +4,8 @@ import math
 import os
 import shutil
 import signal
+import struct
+import zlib
 from pathlib import Path
 
 import numpy as np
@@ -389,3 +391,31 @@ def test_a_kill_before_any_sql_statement_neither_loses_nor_repeats(tmp_path: Pat
         assert store.speed_sums() == {"key": (1.0, 2.0, 4.0)}
         store.close()
     assert statement > 50
+
+
+def test_a_record_of_another_release_is_counted_and_those_behind_it_are_taken(
+    member: Member,
+) -> None:
+    body = b"\x93\xa7unknown\x01\x02"  # sound MessagePack: an array tagged "unknown"
+    newest = segments(member.journal.folder)[-1][1]
+    with newest.open("ab") as file:
+        file.write(struct.pack("<II", len(body), zlib.crc32(body)) + body)
+    member.write(decision(1, "a"))
+    assert member.store.counter("unreadable_records") == 1
+    assert member.store.counter("decisions") == 1
+    assert member.ingest() == 0  # and it is not met again
+
+
+def test_a_journal_that_was_replaced_is_read_from_its_beginning(member: Member) -> None:
+    member.write(decision(1, "a"))
+    member.journal.close()
+    for _ in range(3):  # three processes, so that numbers are well behind the next journal's
+        Journal(member.journal.folder).close()
+    member.journal = Journal(member.journal.folder)
+    member.write(decision(2, "b"))
+    member.journal.close()
+    shutil.rmtree(member.journal.folder)
+    member.journal = Journal(member.journal.folder)
+    member.write(decision(2, "b"), decision(3, "c"))
+    assert member.store.counter("decisions") == 3
+    assert member.store.counter("repeated_decisions") == 1

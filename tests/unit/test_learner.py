@@ -20,6 +20,7 @@ from agent.federation import SharedPolicy
 from agent.journal import Decision, Journal, Record, segments
 from agent.learning.learn import LockedError, run, sole_learner
 from agent.learning.learner import OnlineLearner
+from agent.learning.promotion import promoted
 from agent.learning.store import Store
 from agent.settings import LearnSettings, Settings
 from common.features import FEATURE_COUNT
@@ -265,6 +266,18 @@ def test_without_a_judged_policy_a_member_has_no_opinion_on_the_shared_one(
     member = build()
     shared = shifted(initial_arrays(), 0.25)
     assert offer(member, SharedPolicy("global", shared, 1, 0.5))
+    assert same(member.learner.handover.local().arrays, shared)
+
+
+def test_a_withdrawn_policy_leaves_the_member_without_an_opinion(
+    build: Callable[..., Member],
+) -> None:
+    member = build()
+    shared = shifted(initial_arrays(), 0.25)
+    assert offer(member, SharedPolicy("global", shared, 1, 0.5))
+    member.learner.live = promoted(member.learner.live, initial_arrays(), 1)  # the rule again
+    member.waits(1, 8)
+    assert member.learner.round()
     assert same(member.learner.handover.local().arrays, shared)
 
 

@@ -8,7 +8,7 @@ const TIMEOUT = 8000;
 const SHOWN_ROUNDS = 50;
 const SHOWN_EVENTS = 50;
 const CURVE_POINTS = 2000;
-const FIRST_CHOICES = ["reward", "completion_vs_least_allocated", "completion_vs_rule", "loss"];
+const FIRST_CHOICES = ["reward", "completion_vs_rule", "loss"];
 
 const $ = (id) => document.getElementById(id);
 const state = {
