@@ -123,11 +123,11 @@ class LearnSettings(_Section):
     what they would have led to; 0 for none. A hundred cost about a second of one core."""
     gate_rounds: int = Field(default=10, ge=1)
     """Learning rounds between two comparisons of the candidate with the rule."""
-    gate_windows: int = Field(default=16, ge=2)
+    gate_windows: int = Field(default=32, ge=2)
     """Windows of one comparison."""
     gate_jobs: int = Field(default=120, ge=2)
     """Jobs in each window."""
-    gate_tolerance: float = Field(default=0.01, ge=0.0)
+    gate_tolerance: float = Field(default=0.0, ge=0.0)
     """How much worse than the rule the upper end of the interval may be, as a share."""
     gate_tail_tolerance: float = Field(default=0.05, ge=0.0)
     """How much worse than the rule the 99th percentile of completion times may be, as a share."""

@@ -113,7 +113,7 @@ class Member:
             "rollouts": 1,
             "labels": 80,
             "gate_rounds": 5,
-            "gate_windows": 12,
+            "gate_windows": 24,
             "gate_jobs": 100,
             "upload_rounds": 5,
             "upload_seconds": 10.0,
