@@ -60,9 +60,9 @@ class Verdict:
 def judge(mean: Ratio, p99: Ratio, settings: GateSettings) -> Verdict:
     """A candidate passes when it is no worse than the rule in the mean and, at the upper end of
     the 95 % interval, by no more than the tolerance: equal policies pass, and so do those that are
-    clearly better; a wide interval that may hide a loss does not, for the twin is only a likeness
-    and a candidate is looked at many times. Nor does one that buys the mean with the slowest jobs: that tail is judged
-    by its mean alone, for its interval is too wide to say more.
+    clearly better. A wide interval that may hide a loss does not, for the twin is only a likeness
+    and a candidate is looked at many times. Nor does one that buys the mean with the slowest jobs:
+    that tail is judged by its mean alone, for its interval is too wide to say more.
     """
     # Runs that end alike differ by rounding at most.
     passed = mean.mean <= 1.0 + 1e-12 and mean.high <= 1.0 + 1e-12 + settings.tolerance

@@ -212,5 +212,5 @@ def test_every_decision_is_listed_and_has_its_three_parts() -> None:
 def test_the_defaults_that_the_documents_state_are_those_of_the_settings() -> None:
     assert Settings().serve.margin == 0.3  # decision 0002
     assert Settings().serve.cpu_limit == 0.9  # architecture: above 90 %
-    assert Settings().learn.gate_tolerance == 0.01  # decision 0007: at most 1 %
+    assert Settings().learn.gate_tolerance == 0.0  # decision 0007: nothing
     assert CoordinatorSettings.model_fields["strategy"].default == "fedprox"
