@@ -44,8 +44,7 @@ def stoppable(supervisor: Supervisor) -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> None:
         del frame
         if not supervisor.interrupted:
-            supervisor.interrupted = signal.Signals(number).name
-            supervisor.check()
+            supervisor.interrupt(signal.Signals(number).name)
 
     def pass_over() -> None:
         for name in SIGNALS:

@@ -14,7 +14,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,6 +111,24 @@ class Supervisor:
     processes: list[Process] = field(default_factory=list)
     interrupted: str = ""
     """The signal that ends the demo; empty while there was none."""
+    starting: bool = False
+    """Whether a process is being started: an exception now would lose sight of it."""
+
+    def interrupt(self, name: str) -> None:
+        """A signal came: raise StoppedError, now or as soon as nothing can be lost by it."""
+        self.interrupted = self.interrupted or name
+        if not self.starting:
+            self.check()
+
+    @contextlib.contextmanager
+    def _undisturbed(self) -> Iterator[None]:
+        """Put off what :meth:`interrupt` would raise to the end of the block."""
+        self.starting = True
+        try:
+            yield
+        finally:
+            self.starting = False
+        self.check()
 
     def check(self) -> None:
         """Raise StoppedError once a signal came."""
@@ -121,8 +139,9 @@ class Supervisor:
         """Start and from now on watch a process."""
         self.check()
         process = Process(name, arguments, log, restart)
-        process.start()
-        self.processes.append(process)
+        with self._undisturbed():
+            process.start()
+            self.processes.append(process)
         return process
 
     def watch(self) -> None:
@@ -142,7 +161,8 @@ class Supervisor:
             process.restarts += 1
             why = f" ({process.last_line()})" if status > 0 else ""
             self.say(f"{process.name} ended with {how}{why}; starting it again")
-            process.start()
+            with self._undisturbed():
+                process.start()
 
     def wait_for(self, process: Process, ready: Path, seconds: float = 90.0) -> dict[str, object]:
         """Wait until a process wrote its ready file, and return what is in it.

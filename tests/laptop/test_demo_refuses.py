@@ -136,6 +136,22 @@ def test_signal_that_the_interpreter_swallowed_stops_at_the_next_step(
     assert not supervisor.processes
 
 
+def test_signal_while_a_process_is_being_started_loses_no_process(
+    supervisor: Supervisor, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[subprocess.Popen[bytes]] = []
+
+    def start(process: Process) -> None:
+        started.append(subprocess.Popen(["sleep", "1000"]))
+        signal.raise_signal(signal.SIGINT)  # it runs, and nobody knows it yet
+        process.popen = started[0]
+
+    monkeypatch.setattr(Process, "start", start)
+    with pytest.raises(StoppedError, match="SIGINT"), stoppable(supervisor):
+        supervisor.start("late", [], tmp_path / "log")
+    assert started[0].returncode == -signal.SIGTERM
+
+
 def test_signal_during_an_orderly_ending_is_passed_over(supervisor: Supervisor) -> None:
     popen = supervisor.processes[0].popen
     assert popen is not None
