@@ -11,9 +11,9 @@ from agent.uploads import UploadPolicy
 from common.policy import initial_arrays
 from common.weights import delta, norm
 from tests.federation.support import TERMS, Hub, until
-from tests.unit.journals import NODES, life_of_pods, placed
-from tests.unit.test_learner import Member as Cluster
-from tests.unit.test_learner import decision, varied
+from tests.unit.journals import NODES, decision, life_of_pods, placed
+from tests.unit.learners import Member as Cluster
+from tests.unit.learners import varied
 
 
 def link(cluster: Cluster, hub: Hub, name: str) -> Member:

@@ -84,9 +84,6 @@ async def get(client: httpx.AsyncClient, path: str) -> Any:
     return answer.json()
 
 
-# ---- the figures ----
-
-
 async def test_overview_equals_what_the_registry_holds(
     client: httpx.AsyncClient, registry: Registry, clock: Clock
 ) -> None:
@@ -273,9 +270,6 @@ async def test_an_empty_federation_has_empty_answers(client: httpx.AsyncClient) 
     assert (await get(client, "/api/v1/overview"))["last_round"] is None
 
 
-# ---- errors ----
-
-
 @pytest.mark.parametrize(
     ("path", "cause"),
     [
@@ -331,9 +325,6 @@ async def test_a_lost_registry_is_503_and_not_ready_but_alive(
         assert "registry_url" in answer.json()["error"]
         assert "SELECT" not in answer.text
     assert (await client.get("/healthz")).status_code == 200
-
-
-# ---- metrics ----
 
 
 async def test_prometheus_reads_the_same_figures(

@@ -26,6 +26,7 @@ MODULES = sorted(
     for path in (ROOT / package).rglob("*.py")
     if "_pb2" not in path.name and path.name != "__init__.py"
 )
+TESTS = sorted(p for p in (ROOT / "tests").rglob("*.py") if p.name != "__init__.py")
 LONGEST = 400
 
 named = pytest.mark.parametrize("document", DOCUMENTS, ids=lambda path: str(path.relative_to(ROOT)))
@@ -184,7 +185,7 @@ def test_modules_that_the_documents_name_in_passing_exist() -> None:
             assert name in known, f"{document.name} names {name}"
 
 
-@pytest.mark.parametrize("module", MODULES, ids=lambda path: str(path.relative_to(ROOT)))
+@pytest.mark.parametrize("module", [*MODULES, *TESTS], ids=lambda path: str(path.relative_to(ROOT)))
 def test_a_module_says_what_it_is_for_and_can_be_held_in_the_head(module: Path) -> None:
     text = module.read_text()
     first = (ast.get_docstring(ast.parse(text)) or "").split("\n\n")[0]

@@ -1,13 +1,8 @@
-"""The learner: each decision learned from once, whatever kills it; adopts at rounds' ends."""
+"""The learner: each decision learned from once; adopts policies and peers at rounds' ends."""
 
 import json
 import os
-import random
-import signal
-import subprocess
-import sys
 import threading
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -17,11 +12,8 @@ import pytest
 
 from agent.cluster import nodes_file, speeds_file
 from agent.federation import SharedPolicy
-from agent.journal import Decision, Journal, Record, segments
-from agent.learning.learn import LockedError, run, sole_learner
-from agent.learning.learner import OnlineLearner
+from agent.journal import Decision, Journal, segments
 from agent.learning.promotion import promoted
-from agent.learning.store import Store
 from agent.settings import LearnSettings, Settings
 from common.features import FEATURE_COUNT
 from common.metrics import DECLARED
@@ -29,53 +21,7 @@ from common.policy import initial_arrays
 from common.speeds import SpeedRow
 from common.weights import Arrays, apply, like, load, save
 from tests.unit.journals import NODES, decision, life_of_pods, placed
-
-FAST: dict[str, Any] = {
-    "batch": 16,
-    "min_batch": 4,
-    "poll_seconds": 0.01,
-    "outcome_wait": 1e6,
-    "gate_rounds": 1000,
-    "gate_windows": 2,
-    "gate_jobs": 20,
-    "labels": 0,
-}
-
-
-class Member:
-    """A state directory with a journal to write and a learner to step."""
-
-    def __init__(self, state: Path, **learn: Any) -> None:
-        self.settings = Settings(state=state, learn=LearnSettings(**{**FAST, **learn}))
-        self.journal = Journal(self.settings.journal_dir)
-        self.now = 0.0
-        self.open()
-
-    def open(self) -> None:
-        self.store = Store(self.settings.state / "experience.sqlite")
-        self.learner = OnlineLearner(
-            self.settings, self.store, journal=self.settings.journal_dir, clock=lambda: self.now
-        )
-
-    def reopen(self) -> None:
-        self.store.close()
-        self.open()
-
-    def write(self, *records: Record) -> None:
-        for record in records:
-            self.journal.append(record)
-
-    def waits(self, first: int, count: int) -> None:
-        """Decisions to wait: ``count`` of them, all but the last ready at once."""
-        self.write(*(varied(decision(first + n)) for n in range(count)))
-
-
-def varied(made: Decision) -> Decision:
-    """The decision with features that tell candidates apart."""
-    number = int(made.id[1:])
-    features = np.random.default_rng(number).normal(size=(len(made.pods), FEATURE_COUNT))
-    fields = {name: getattr(made, name) for name in made.__struct_fields__}
-    return Decision(**{**fields, "features": features.astype(np.float32).tobytes()})
+from tests.unit.learners import Member
 
 
 @pytest.fixture
@@ -395,183 +341,6 @@ def test_peers_speeds_survive_a_restart(build: Callable[..., Member]) -> None:
     assert member.learner.speeds.members == 4
     assert member.learner.speeds.peers == {7: (3.0, 1.5, 0.75)}
     assert 7 not in member.learner.handover.local().speeds  # its own observations alone
-
-
-# ---- the process ----
-
-# Importing torch, all of it, takes seconds. So one process imports, and forks a learner for every
-# line that it reads: the state directory to run on. It answers with the pid and, later, exit code.
-NURSERY = """
-import os, sys
-from pathlib import Path
-from agent.learning.algorithms import make_algorithm
-from agent.learning.learn import run
-from agent.settings import LearnSettings, load
-make_algorithm(LearnSettings())
-print("ready", flush=True)
-for line in sys.stdin:
-    folder = Path(line.strip())
-    pid = os.fork()
-    if pid == 0:
-        sys.stdin.close()
-        run(load(folder / "agent.yaml"), ready_file=folder / "ready.json")
-        os._exit(0)
-    print(pid, flush=True)
-    print(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]), flush=True)
-"""
-
-
-class Process:
-    """``agent learn`` in a process of its own, one at a time."""
-
-    def __init__(self, nursery: "subprocess.Popen[str]", folder: Path) -> None:
-        self.nursery, self.folder = nursery, folder
-        config = {"state": str(folder / "state"), "learn": FAST}
-        (folder / "agent.yaml").write_text(json.dumps(config))
-        self.ready = folder / "ready.json"
-        self.status = folder / "state" / "learn-status.json"
-        self.pid = 0
-
-    def start(self) -> None:
-        assert self.nursery.stdin is not None
-        assert self.nursery.stdout is not None
-        self.ready.unlink(missing_ok=True)
-        self.nursery.stdin.write(f"{self.folder}\n")
-        self.nursery.stdin.flush()
-        self.pid = int(self.nursery.stdout.readline())
-        until(self.ready.exists)
-        assert json.loads(self.ready.read_text())["pid"] == self.pid
-
-    def end(self, number: signal.Signals) -> int:
-        assert self.nursery.stdout is not None
-        os.kill(self.pid, number)
-        self.pid = 0
-        return int(self.nursery.stdout.readline())
-
-
-def until(condition: Callable[[], bool], seconds: float = 60.0) -> None:
-    deadline = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < deadline, f"not within {seconds} s"
-        time.sleep(0.01)
-
-
-@pytest.fixture(scope="module")
-def nursery() -> Iterator["subprocess.Popen[str]"]:
-    child = subprocess.Popen(
-        [sys.executable, "-c", NURSERY],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
-    try:
-        assert child.stdout is not None
-        assert child.stdout.readline() == "ready\n"
-        yield child
-    finally:
-        child.kill()
-        child.communicate(timeout=30)
-
-
-@pytest.fixture
-def process(nursery: "subprocess.Popen[str]", tmp_path: Path) -> Iterator[Process]:
-    made = Process(nursery, tmp_path)
-    try:
-        yield made
-    finally:
-        if made.pid:
-            made.end(signal.SIGKILL)
-
-
-def test_kill_9_at_any_moment_neither_loses_nor_repeats_a_decision(process: Process) -> None:
-    state = process.folder / "state"
-    journal = Journal(state / "journal")
-    rng = random.Random(4)
-    written = 0
-
-    def write() -> None:
-        """One more decision, every third one placing a pod that runs and ends."""
-        nonlocal written
-        written += 1
-        pod = f"pod-{written}" if written % 3 == 0 else ""
-        journal.append(varied(decision(written, pod)))
-        if pod:
-            for record in placed(pod, "n0", 10.0 * written + 1):
-                journal.append(record)
-
-    for _ in range(12):
-        process.start()
-        for _ in range(rng.randint(10, 60)):
-            write()
-            time.sleep(0.005)  # what is drawn is the moment of the kill
-        assert process.end(signal.SIGKILL) == -signal.SIGKILL
-    process.start()
-
-    def settled() -> bool:
-        # All but the last few, which make no batch of their own.
-        seen = json.loads(process.status.read_text())
-        return sum(seen["fates"].values()) >= written - FAST["min_batch"]
-
-    until(settled)
-    assert process.end(signal.SIGTERM) == 0
-    journal.close()
-    store = Store(state / "experience.sqlite")
-    try:
-        fates = store.fates()
-        assert store.counter("decisions") == written
-        assert fates["learned"] + store.open_count() == written
-        assert sum(fates.values()) == fates["learned"]
-        learner = OnlineLearner(
-            Settings(state=state, learn=LearnSettings(**FAST)), store, journal=journal.folder
-        )
-        # Each round's decisions and the learner that learned from them are of one transaction.
-        assert learner.transitions == fates["learned"]
-        assert learner.algorithm.updates == learner.learning_rounds
-        placing = sum(1 for n in range(3, fates["learned"] + 1, 3))
-        assert store.counter("scheduled") == placing
-    finally:
-        store.close()
-
-
-def test_sigterm_finishes_cleanly_and_a_second_learner_is_refused(process: Process) -> None:
-    process.start()
-    state = process.folder / "state"
-    with (
-        pytest.raises(LockedError, match=f"pid {process.pid}.*--journal"),
-        sole_learner(state),
-    ):
-        pass
-    assert process.end(signal.SIGTERM) == 0
-    with sole_learner(state):  # the lock went with the process
-        pass
-
-
-def test_a_second_state_directory_may_learn_from_the_same_journal(tmp_path: Path) -> None:
-    owner = Journal(tmp_path / "owner" / "journal")
-    for number in range(1, 9):
-        owner.append(varied(decision(number)))
-        if number % 3 == 0:
-            owner.close()
-            owner = Journal(owner.folder)
-    owner.close()
-    before = len(segments(owner.folder))
-    settings = Settings(
-        state=tmp_path / "reader", learn=LearnSettings(**{**FAST, "keep_segments": 0})
-    )
-    stop = threading.Event()
-    reader = threading.Thread(
-        target=run, args=(settings,), kwargs={"journal": owner.folder, "stop": stop}
-    )
-    reader.start()
-    try:
-        status = settings.state / "learn-status.json"
-        until(status.exists)
-        until(lambda: json.loads(status.read_text())["learning_rounds"] > 0)
-    finally:
-        stop.set()
-        reader.join(30)
-    assert len(segments(owner.folder)) == before
 
 
 def test_the_owner_deletes_what_it_has_consumed(build: Callable[..., Member]) -> None:
