@@ -23,6 +23,7 @@ from aiohttp import web
 from rich.console import Console
 from rich.table import Table
 
+from agent.cluster.gpus import sheet
 from agent.cluster.records import Node, Pod
 from agent.cluster.state import ClusterState
 from agent.journal import Journal
@@ -30,7 +31,7 @@ from agent.scheduling.extender import Extender
 from agent.scheduling.guard import LivePolicy
 from agent.scheduling.metrics import Metrics
 from agent.scheduling.recorder import Recorder
-from agent.scheduling.serve import sheet, warm_up
+from agent.scheduling.serve import warm_up
 from agent.settings import ServeSettings
 from common.features import FEATURES_VERSION
 from common.policy import initial_arrays

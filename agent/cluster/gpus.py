@@ -70,3 +70,9 @@ def gpu_spec(product: str) -> GpuSpec | None:
     if name in GPU_SPECS:
         return GPU_SPECS[name]
     return next((GPU_SPECS[spec] for rule, spec in _PRODUCTS if rule.fullmatch(name)), None)
+
+
+def sheet(product: str) -> tuple[float, float, float] | None:
+    """TFLOP/s, GB/s and GiB by product name, as the cluster state wants them; None: unknown."""
+    spec = gpu_spec(product)
+    return None if spec is None else (spec.tflops, spec.bandwidth, spec.memory)

@@ -6,6 +6,7 @@ from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
 
+from agent.cluster.gpus import sheet
 from agent.cluster.records import GATE, Node, Pod
 from agent.cluster.state import ClusterState
 from agent.journal import Decision, Journal, PodEvent, read
@@ -14,7 +15,6 @@ from agent.scheduling.guard import LivePolicy
 from agent.scheduling.metrics import Metrics
 from agent.scheduling.queue import QueueController
 from agent.scheduling.recorder import Recorder
-from agent.scheduling.serve import sheet
 from agent.settings import ServeSettings
 
 
