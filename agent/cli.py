@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+import os
 from pathlib import Path
 from typing import Annotated
 
@@ -44,14 +45,37 @@ def _failed(error: Exception) -> typer.Exit:
 @app.command()
 def serve(config: Config = None, ready_file: ReadyFile = None, verbose: Verbose = False) -> None:
     """Answer kube-scheduler's extender calls, and order and defer gated pods."""
-    from agent.scheduling.serve import StateLockedError
+    from agent.cluster.access import AccessError
+    from agent.lock import LockedError
     from agent.scheduling.serve import serve as run
 
     settings = _begin(config, verbose)
     try:
         asyncio.run(run(settings, ready_file))
-    except (StateLockedError, OSError) as error:
+    except (LockedError, AccessError, OSError) as error:
         raise _failed(error) from error
+
+
+@app.command("lift-gates")
+def lift_gates(
+    config: Config = None,
+    seconds: Annotated[float, typer.Option(help="Give up after this long.", min=0.0)] = 120.0,
+    verbose: Verbose = False,
+) -> None:
+    """Lift every fedsched gate in the cluster: where the agent is gone, or before it goes."""
+    from agent.cluster.access import AccessError
+    from agent.cluster.kubernetes import ApiError
+    from agent.scheduling.lift_gates import run
+
+    settings = _begin(config, verbose)
+    try:
+        lifted = asyncio.run(run(settings, seconds, typer.echo))
+    except TimeoutError as error:
+        typer.echo(f"error: gates are left after {seconds:g} s; run it again", err=True)
+        raise typer.Exit(1) from error
+    except (AccessError, ApiError) as error:
+        raise _failed(error) from error
+    typer.echo(f"no gate is left; {lifted} were lifted")
 
 
 @app.command()
@@ -68,6 +92,7 @@ def learn(
     from agent.learning.learn import run
 
     settings = _begin(config, verbose)
+    os.nice(settings.learn.nice)
     try:
         run(settings, ready_file=ready_file, journal=journal)
     except (RuntimeError, OSError, ValueError) as error:

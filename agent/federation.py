@@ -18,6 +18,7 @@ from typing import Any, Literal, Protocol
 import grpc
 import numpy as np
 
+from agent.backoff import Backoff
 from agent.uploads import UploadPolicy, UploadState, read_state, write_state
 from common import link_pb2 as pb
 from common.codec import MalformedError, decode_arrays, decode_speeds, encode_delta, encode_speeds
@@ -91,24 +92,6 @@ class Learner(Protocol):
         """Replace what is known of the peers' speeds: the sum over ``members`` others."""
 
 
-class Backoff:
-    """Waiting times that double up to a cap, each shortened at random by up to a half."""
-
-    def __init__(self, first: float, rng: random.Random, cap: float = MAX_BACKOFF_SECONDS) -> None:
-        self._first, self._cap, self._rng = first, cap, rng
-        self._next = first
-
-    def reset(self) -> None:
-        """Begin at the first waiting time again."""
-        self._next = self._first
-
-    def next(self) -> float:
-        """The next waiting time, seconds."""
-        wait = self._next * self._rng.uniform(0.5, 1.0)
-        self._next = min(self._cap, self._next * 2)
-        return wait
-
-
 @dataclass(frozen=True)
 class _Task:
     """A Train message that waits for its answer."""
@@ -138,6 +121,7 @@ class Member:
         status_seconds: float = 15.0,
         tick_seconds: float = 1.0,
         first_backoff: float = 1.0,
+        active: Callable[[], bool] = lambda: True,
         clock: Callable[[], float] = time.monotonic,
         rng: random.Random | None = None,
     ) -> None:
@@ -154,6 +138,7 @@ class Member:
             status_seconds: between two points of the learning curves.
             tick_seconds: between two looks at the learner.
             first_backoff: first waiting time after a lost connection, seconds.
+            active: whether this replica may have a link at all; without it the stream is closed.
             clock: monotonic seconds.
             rng: source of the jitter.
         """
@@ -167,8 +152,10 @@ class Member:
         self._policy = policy or UploadPolicy()
         self._keep = keep
         self._status_seconds, self._tick_seconds = status_seconds, tick_seconds
-        self._clock = clock
-        self._backoff = Backoff(first_backoff, rng or random.Random())
+        self._active, self._clock = active, clock
+        self._backoff = Backoff(
+            rng or random.Random(), first=first_backoff, longest=MAX_BACKOFF_SECONDS
+        )
         self._stop = threading.Event()
         self._thread = threading.Thread(target=self.run, name="federation", daemon=True)
         self._task: _Task | None = None
@@ -197,10 +184,13 @@ class Member:
         self._state = read_state(self._state_dir, self._learner.local().scheduled_pods)
         self._last_upload = self._clock()
         while not self._stop.is_set():
+            if not self._active():
+                self._stop.wait(self._tick_seconds)
+                continue
             self.last_error = self._session()
             self.connected = False
             self._task = None
-            if not self._stop.is_set():
+            if not self._stop.is_set() and self._active():
                 wait = self._backoff.next()
                 log.warning("no link to the hub (%s); next try in %.1f s", self.last_error, wait)
                 self._stop.wait(wait)
@@ -236,6 +226,8 @@ class Member:
         outbox: "queue.SimpleQueue[pb.MemberMessage | None]",
     ) -> str:
         while not self._stop.is_set():
+            if not self._active():
+                return "another replica leads"
             try:
                 item = inbox.get(timeout=self._tick_seconds)
             except queue.Empty:

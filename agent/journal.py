@@ -8,6 +8,7 @@ framed by its length and CRC-32; a torn last record (a machine that lost power) 
 
 import contextlib
 import errno
+import math
 import os
 import struct
 import zlib
@@ -58,13 +59,16 @@ class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision", array_
 
 
 class PodEvent(msgspec.Struct, frozen=True, kw_only=True, tag="pod", array_like=True):
-    """Something that was seen to happen to a pod; ``(uid, kind)`` happens once."""
+    """Something that was seen to happen to a pod; ``(uid, kind)`` happens once.
+
+    New fields go to the end: a journal of an earlier release is then read with their defaults.
+    """
 
     uid: str
     time: float
     """Cluster seconds since the epoch, by the agent's own clock."""
     kind: str
-    """created, bound, started, finished, oom, evicted, failed or deleted (while not done)."""
+    """created, bound, started, or how it ended: one of ``agent.cluster.outcomes.OUTCOMES``."""
     node: str = ""
     job_type: str = ""
     gpus: int = 0
@@ -75,6 +79,20 @@ class PodEvent(msgspec.Struct, frozen=True, kw_only=True, tag="pod", array_like=
     gpu_memory: float = 0.0
     run_seconds: float = 0.0
     """Cluster seconds between bound and ended; 0 before."""
+    reason: str = ""
+    """What Kubernetes calls it: ``OOMKilled``, ``Evicted``, ``OutOfcpu``, …"""
+    job: str = ""
+    """What its attempts have in common: the UID of the first pod, or controller and index."""
+    attempt: int = 0
+    """How many pods of the job this one replaced."""
+    pending_seconds: float = 0.0
+    """Cluster seconds between created and bound by the agent's own clock; 0 before."""
+    deadline: float = math.inf
+    """Of a created pod: cluster seconds since the epoch."""
+    gpu_models: list[str] = []
+    """Of a created pod: GPU models that it accepts; empty for any."""
+    memory_used: float = 0.0
+    """The most memory that it was measured to use so far, GiB; 0 where nobody measured."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress", array_like=True):
@@ -90,7 +108,17 @@ class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress", array_
     """Job types on the same GPU, sorted."""
 
 
-Record = Decision | PodEvent | Progress
+class Census(msgspec.Struct, frozen=True, kw_only=True, tag="census", array_like=True):
+    """All pods that were there when a session had its first whole list.
+
+    A pod that was spoken of before and is not among them ended while no session looked.
+    """
+
+    time: float
+    uids: list[str]
+
+
+Record = Decision | PodEvent | Progress | Census
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
 

@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_settings import BaseSettings, PydanticBaseSettingsSource, SettingsConfigDict
 from pydantic_settings import SettingsError as UnparsedError
 
+from agent.telemetry_settings import TelemetrySettings
+
 PREFIX = "FEDSCHED_AGENT_"
 _NESTED = "__"
 
@@ -43,6 +45,52 @@ class _Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+class KubernetesSettings(_Section):
+    """How the API server is reached, and which pod this is."""
+
+    api_url: str = Field(default="", pattern=r"^(http://\S+)?$")
+    """Plain HTTP address of a proxy on this machine (``kubectl proxy``) or of the embedded
+    cluster; nothing is sent to prove who asks. Empty: a service account or a kubeconfig."""
+    kubeconfig: Path | None = None
+    """Kubeconfig file. Without one: in a pod its service account, elsewhere what KUBECONFIG names
+    or ``~/.kube/config``."""
+    context: str = ""
+    """Context of the kubeconfig; empty for its current one."""
+    in_cluster: Literal["auto", "always", "never"] = "auto"
+    """Whether the pod's service account is used: ``auto`` where there is one and no ``kubeconfig``
+    is set."""
+    service_account: Path = Path("/var/run/secrets/kubernetes.io/serviceaccount")
+    """Folder of the service account's ``token``, ``ca.crt`` and ``namespace``."""
+    request_seconds: float = Field(default=10.0, gt=0.0)
+    """Longest time for one write."""
+    namespace: str = ""
+    """The agent's own namespace, of its lease and Events; empty for the service account's or the
+    context's."""
+    pod: str = ""
+    """Name of the pod that this process runs in, which its Events are about; empty in a pod for
+    the host name, elsewhere for no Events."""
+    pod_uid: str = ""
+    """UID of that pod, by which ``kubectl describe`` finds its Events."""
+
+
+class ElectionSettings(_Section):
+    """Which of several replicas lifts gates, learns and uploads; all of them answer."""
+
+    mode: Literal["none", "lease", "follow"] = "none"
+    """``none``: this one, always. ``lease``: the one that holds a lease of their own. ``follow``:
+    the one beside the holder of somebody else's lease, such as kube-scheduler's."""
+    name: str = Field(default="fedsched-agent", min_length=1)
+    """Name of the lease."""
+    namespace: str = ""
+    """Namespace of the lease; empty for the agent's own."""
+    identity: str = ""
+    """Who this is: a name of its own for ``lease``, what the holder's name begins with (up to an
+    underscore) for ``follow``. Empty for the host name."""
+    seconds: float = Field(default=15.0, ge=3.0)
+    """How long a lease lasts that is not renewed (whole seconds count); it is renewed, or looked
+    at, every 2/15 of that."""
+
+
 class ServeSettings(_Section):
     """The decision path: ``agent serve``."""
 
@@ -50,8 +98,11 @@ class ServeSettings(_Section):
     """Address that kube-scheduler's extender calls come to; loopback beside kube-scheduler."""
     port: int = Field(default=8089, ge=0, le=65535)
     """Port of the extender; 0 takes a free one (see ``--ready-file``)."""
-    api_url: str = "http://127.0.0.1:8001"
-    """Kubernetes API server; the default is where ``kubectl proxy`` listens."""
+    health_host: str = ""
+    """Address at which health checks and metrics are answered as well, and nothing else: the pod's,
+    while the extender stays on loopback. Empty: only at the extender's."""
+    health_port: int = Field(default=8090, ge=0, le=65535)
+    """Port at ``health_host``; 0 takes a free one."""
     rule: RuleName = "hrrn-eft"
     """The rule that decides where no learned policy does, by its name in scheduling/rules.py."""
     margin: float = Field(default=0.3, ge=0.0)
@@ -69,14 +120,18 @@ class ServeSettings(_Section):
     """Measured CPU use, 0 to 1, above which a node gets no further pods."""
     assume_seconds: float = Field(default=30.0, gt=0.0)
     """How long a pod counts as placed where it was sent, until the watch shows where it is."""
-    telemetry_seconds: float = Field(default=15.0, gt=0.0)
-    """Time between two readings of the Metrics API."""
+    max_job_types: int = Field(default=256, ge=1)
+    """Most job types that are told apart; pods with a further one count as job type ``other``."""
     queue: bool = True
     """Whether pods with the gate ``fedsched.io/queue`` are ordered and deferred here."""
+    scheduler_names: tuple[str, ...] = ()
+    """Only gated pods with one of these in ``schedulerName`` are dealt with, where more than one
+    agent works in a cluster; empty for all."""
     queue_seconds: float = Field(default=1.0, gt=0.0)
     """Longest time between two looks at the gated pods; each change of the cluster causes one."""
     max_extra_wait_seconds: float = Field(default=3600.0, ge=0.0)
-    """Age of a pod, in cluster seconds, past which its gate is lifted whatever the policy says."""
+    """Longest extra wait, in cluster seconds: from when the pod could have started had it been
+    first in line. Beyond it its gate is lifted whatever the policy says."""
     watch_timeout_seconds: int = Field(default=300, ge=1)
     """When the API server ends a watch (``timeoutSeconds``); it is then taken up again."""
     read_timeout_seconds: float = Field(default=75.0, gt=0.0)
@@ -111,7 +166,8 @@ class LearnSettings(_Section):
     beta: float = Field(default=0.01, ge=0.0)
     """Price of unevenly used nodes; spreading works against completion time."""
     gamma: float = Field(default=1.0, ge=0.0)
-    """Price of an OOM kill, in mean run times of a job."""
+    """Price of a pod killed or refused for want of room where it was put (an OOM kill, a
+    node-pressure eviction, OutOfcpu and the like), in mean run times of a job."""
     delta: float = Field(default=1.0, ge=0.0)
     """Price of a job in the system over one mean run time."""
     rollouts: int = Field(default=0, ge=0)
@@ -133,6 +189,8 @@ class LearnSettings(_Section):
     """How much worse than the rule the 99th percentile of completion times may be, as a share."""
     gate_patience: int = Field(default=3, ge=1)
     """Failed comparisons in a row after which learning goes on from the best policy so far."""
+    nice: int = Field(default=10, ge=0, le=19)
+    """How far the learner gives way to others that want the processor: serving, above all."""
     keep_segments: int = Field(default=4, ge=0)
     """Journal segments kept after they were read, for other readers of the journal."""
     bundle: Path | None = None
@@ -165,7 +223,10 @@ class Settings(BaseSettings):
     clock_scale: float = Field(default=1.0, gt=0.0)
     """Cluster seconds per second of the wall clock; above 1 only for a cluster that replays a
     trace fast."""
+    kubernetes: KubernetesSettings = KubernetesSettings()
+    election: ElectionSettings = ElectionSettings()
     serve: ServeSettings = ServeSettings()
+    telemetry: TelemetrySettings = TelemetrySettings()
     learn: LearnSettings = LearnSettings()
 
     @classmethod
@@ -195,6 +256,16 @@ class Settings(BaseSettings):
     def nodes_file(self) -> Path:
         """What nodes there are, for the learner's simulator (``agent.cluster.nodes_file``)."""
         return self.state / "nodes.json"
+
+    @property
+    def waits_file(self) -> Path:
+        """Since when gated pods wait more than they have to (``agent.scheduling.extra_wait``)."""
+        return self.state / "waits.json"
+
+    @property
+    def leader_file(self) -> Path:
+        """Whether this replica leads (``agent.cluster.leader_file``)."""
+        return self.state / "leader.json"
 
     @property
     def speeds_file(self) -> Path:

@@ -10,6 +10,7 @@ import numpy as np
 
 from agent.learning.rollouts import rollout
 from agent.scheduling.decision import decide_node, decide_queue, make_policy
+from agent.scheduling.serve import warm_up
 from agent.simulator.engine import advance
 from agent.simulator.hardware import load_speeds
 from agent.simulator.labels import label
@@ -38,6 +39,7 @@ def warm() -> None:
         advance(sim, math.inf)
     decide_queue(sim.cluster, greedy, np.ones(len(workload), np.bool_))
     decide_node(sim.cluster, greedy, int(sim.cluster.queue[0, 0]), np.arange(len(nodes)))
+    warm_up("hrrn-eft")
 
 
 if __name__ == "__main__":

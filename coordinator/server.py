@@ -93,7 +93,10 @@ class Coordinator:
         host, port = split(self._settings.dashboard_listen)
         listener = socket.create_server((host, port))
         bound: int = listener.getsockname()[1]
-        config = uvicorn.Config(self._application(self._registry), log_config=None)
+        # Health checks come every few seconds; a line for each would bury what matters.
+        config = uvicorn.Config(
+            self._application(self._registry), log_config=None, access_log=False
+        )
         self._web = uvicorn.Server(config)
         self._web_thread = threading.Thread(
             target=self._web.run, kwargs={"sockets": [listener]}, name="dashboard", daemon=True

@@ -1,16 +1,20 @@
 """Gives new nodes, pods, job types and GPU models their place in a view, which grows with them.
 
-Called by ``agent.cluster.state`` alone; the simulator knows its sizes beforehand.
+Called by ``agent.cluster.seating`` alone; the simulator knows its sizes beforehand.
 """
 
+import logging
 import math
+from collections import Counter
 from collections.abc import Callable
 
 import numpy as np
 
-from agent.arrays import Floats, Ints
+from agent.arrays import Floats
 from agent.cluster.speeds_file import SpeedsFile
-from agent.cluster.view import PENDING, View, empty_view
+from agent.cluster.view import GPUS_PER_NODE, View, empty_view
+
+log = logging.getLogger(__name__)
 
 Spec = tuple[float, float, float]
 """FP32 TFLOP/s, memory GB/s and memory GiB of one GPU."""
@@ -20,26 +24,39 @@ UNKNOWN_SPEC: Spec = (15.7, 900.0, 16.0)
 """A middling GPU (a V100), for models whose data sheet is unknown."""
 
 
-def grown(
-    view: View, *, nodes: int, pods: int, gpu_spec: Floats, kind_type: Ints, kind_gpus: Ints
-) -> View:
+def grown(view: View, *, nodes: int, pods: int) -> View:
     """A view of at least the old sizes that holds all that ``view`` held, at the same places."""
     new = empty_view(
-        nodes=nodes, pods=pods, gpu_spec=gpu_spec, kind_type=kind_type, kind_gpus=kind_gpus
-    )
-    given = {"gpu_spec", "kind_type", "kind_gpus"}
-    for name, old, array in zip(View._fields, view, new, strict=True):
-        if name not in given:
-            array[tuple(slice(size) for size in old.shape)] = old
+        nodes=nodes,
+        pods=pods,
+        gpu_spec=view.gpu_spec,
+        kind_type=view.kind_type,
+        kind_gpus=view.kind_gpus,
+    )._replace(scopes=np.ones((len(view.scopes), nodes), np.bool_))
+    for old, array in zip(view, new, strict=True):
+        array[tuple(slice(size) for size in old.shape)] = old
     return new
 
 
-class Catalogue:
-    """Names of GPU models, job types and kinds, and the rows of a view that stand for them."""
+MAX_MODELS = 30
+"""GPU models that are told apart, as many as a decision has room for candidates of
+(``agent.scheduling.candidates.MAX_QUEUE_CANDIDATES``); further ones share the last."""
+OTHER = "other"
+"""Job type of pods whose own is one too many."""
 
-    def __init__(self, spec: SpecLookup) -> None:
-        self._lookup = spec
+
+class Catalogue:
+    """Names of GPU models, job types and kinds, and the rows of a view that stand for them.
+
+    Whoever may create pods chooses job types, and each costs a row and a column, so there is a
+    limit; what comes beyond it is counted in :attr:`crowded` and shares one place.
+    """
+
+    def __init__(self, spec: SpecLookup, max_job_types: int = 256) -> None:
+        self._lookup, self._limit = spec, max_job_types
         self._specs: list[Spec] = []
+        self.crowded: Counter[str] = Counter()
+        """Pods whose job type is called OTHER, and GPU models that share the last column."""
         self.models: dict[str, int] = {}
         """Column of ``slowdown`` by GPU model."""
         self.job_types: dict[str, int] = {}
@@ -51,37 +68,77 @@ class Catalogue:
         """Know the GPU model; True where it was new. ``memory`` (GiB) serves an unknown one."""
         if name in self.models:
             return False
-        spec = self._lookup(name)
+        if len(self._specs) == MAX_MODELS:
+            self.models[name] = MAX_MODELS - 1
+            self.crowded["gpu_models"] += 1
+            log.warning("GPU model %s is taken for an unknown one: %d are known", name, MAX_MODELS)
+            return False
+        spec = self._lookup(name) if len(self._specs) < MAX_MODELS - 1 else None
         if spec is None:
             spec = (UNKNOWN_SPEC[0], UNKNOWN_SPEC[1], memory or UNKNOWN_SPEC[2])
-        self.models[name] = len(self.models)
+        self.models[name] = len(self._specs)
         self._specs.append(spec)
         return True
 
+    def job_type(self, name: str) -> str:
+        """What the job type of a new pod is called here: its name, or OTHER past the limit."""
+        if name in self.job_types or name == OTHER or len(self.job_types) < self._limit:
+            return name
+        if not self.crowded["job_types"]:
+            log.warning("more than %d job types: %s and others count as one", self._limit, name)
+        self.crowded["job_types"] += 1
+        return OTHER
+
     def kind(self, job_type: str, gpus: int) -> bool:
         """Know the kind of work; True where it was new."""
-        if (job_type, gpus) in self.kinds:
+        key = job_type, _gang(gpus)
+        if key in self.kinds:
             return False
         self.job_types.setdefault(job_type, len(self.job_types))
-        self.kinds[job_type, gpus] = len(self.kinds)
+        self.kinds[key] = len(self.kinds)
         return True
+
+    def row(self, job_type: str, gpus: int) -> int:
+        """Row of a kind that is known."""
+        return self.kinds[job_type, _gang(gpus)]
 
     def allowed(self, models: tuple[str, ...]) -> int:
         """Bit mask of the GPU models that a pod accepts; −1 for any."""
         if not models:
             return -1
-        return sum(1 << self.models[name] for name in set(models) if name in self.models)
+        columns = {self.models[name] for name in models if name in self.models}
+        return sum(1 << column for column in columns)
 
-    def resize(self, view: View, *, nodes: int, pods: int) -> View:
-        """The view with these sizes and a row for all that is known."""
-        return grown(
-            view,
-            nodes=nodes,
-            pods=pods,
+    def widen(self, view: View, speeds: SpeedsFile | None) -> View:
+        """The view with a row or column for every kind, job type and model that is known.
+
+        The arrays of nodes and pods are the same ones: new kinds of work come often, and a view
+        of many pods is large.
+        """
+        before = view
+        kinds, models, jobs = len(self.kinds), len(self._specs), len(self.job_types)
+        view = before._replace(
             gpu_spec=np.array(self._specs, np.float64).reshape(-1, 3),
             kind_type=np.array([self.job_types[job] for job, _ in self.kinds], np.int64),
             kind_gpus=np.array([gpus for _, gpus in self.kinds], np.int64),
+            slowdown=np.zeros((kinds, models)),
+            interference=np.zeros((jobs, jobs)),
+            history_kind=np.zeros((kinds, 2)),
+            history_type=np.zeros((jobs, 2)),
         )
+        view.history_kind[: len(before.history_kind)] = before.history_kind
+        view.history_type[: len(before.history_type)] = before.history_type
+        first = 0
+        if before.slowdown.shape[1] == models:  # else the data sheets' distances are other ones
+            first = len(before.slowdown)
+            view.slowdown[:first] = before.slowdown
+        fill_speeds(view, speeds, self, first)
+        return view
+
+
+def _gang(gpus: int) -> int:
+    """Gangs that no node holds are told apart by powers of two, so that there are few of them."""
+    return gpus if gpus <= GPUS_PER_NODE else 1 << (gpus - 1).bit_length()
 
 
 def clear_node(view: View, row: int) -> None:
@@ -89,14 +146,6 @@ def clear_node(view: View, row: int) -> None:
     view.capacity[row] = view.requested[row] = view.gpu_memory[row] = 0.0
     view.gpu_share[row], view.gpu_memory_requested[row] = 1.0, 0.0
     view.usage[row], view.ready[row], view.gpu_type[row] = np.nan, False, -1
-
-
-def sort_pending(view: View) -> None:
-    """Put the pod that was enqueued last where its arrival belongs."""
-    queue = view.queue[PENDING, : view.counts[PENDING]]
-    arrival = view.arrival[queue]
-    if len(queue) > 1 and arrival[-1] < arrival[-2]:
-        queue[:] = queue[np.argsort(arrival, kind="stable")]
 
 
 def spec_prior(gpu_spec: Floats) -> Floats:
@@ -111,8 +160,8 @@ def spec_prior(gpu_spec: Floats) -> Floats:
     return np.asarray(speed.max() - speed, np.float64)
 
 
-def fill_speeds(view: View, speeds: SpeedsFile | None, names: Catalogue) -> None:
-    """Write ``slowdown`` and ``interference`` from the learner's file, by name.
+def fill_speeds(view: View, speeds: SpeedsFile | None, names: Catalogue, first: int = 0) -> None:
+    """Write ``interference`` and ``slowdown`` from row ``first`` on, from the learner's file.
 
     What the file does not cover gets its prior, and a model that it does not know the data
     sheet's. The rows are shifted so that the fastest model *of this cluster* is at 0.
@@ -120,12 +169,14 @@ def fill_speeds(view: View, speeds: SpeedsFile | None, names: Catalogue) -> None
     sheet = spec_prior(view.gpu_spec)
     view.interference[:] = 0.0 if speeds is None else speeds.prior_interference
     if speeds is None:
-        view.slowdown[:] = sheet
+        view.slowdown[first:] = sheet
         return
     column = {model: at for at, model in enumerate(speeds.gpu_models)}
     known = [(at, column[model]) for model, at in names.models.items() if model in column]
     rows = {(kind.job_type, kind.gpus): kind.slowdown for kind in speeds.kinds}
     for kind, k in names.kinds.items():
+        if k < first:
+            continue
         row = rows.get(kind, speeds.prior)
         values = sheet.copy()
         if row and known:
@@ -137,7 +188,7 @@ def fill_speeds(view: View, speeds: SpeedsFile | None, names: Catalogue) -> None
             values -= values.min()
         view.slowdown[k] = values
     place = {job: at for at, job in enumerate(speeds.job_types)}
-    for first, a in names.job_types.items():
-        for second, b in names.job_types.items():
-            if first in place and second in place:
-                view.interference[a, b] = speeds.interference[place[first]][place[second]]
+    both = [(here, place[job]) for job, here in names.job_types.items() if job in place]
+    if both:
+        here, there = np.array(both, np.int64).T
+        view.interference[np.ix_(here, here)] = np.array(speeds.interference)[np.ix_(there, there)]

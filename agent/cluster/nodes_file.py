@@ -20,8 +20,12 @@ class NodesFileError(ValueError):
 
 
 def write(path: Path, nodes: Iterable[Node]) -> None:
-    """Write ``nodes``, sorted by name, replacing ``path`` atomically. Raises OSError."""
-    ordered = sorted(nodes, key=lambda node: node.name)
+    """Write ``nodes``, sorted by name, replacing ``path`` atomically. Raises OSError.
+
+    What only scheduling asks about (labels, taints, addresses) is left out.
+    """
+    slim = (msgspec.structs.replace(node, labels={}, taints=(), addresses=()) for node in nodes)
+    ordered = sorted(slim, key=lambda node: node.name)
     write_atomic(path, msgspec.json.format(msgspec.json.encode(ordered), indent=1))
 
 

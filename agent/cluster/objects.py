@@ -1,18 +1,20 @@
 """Kubernetes JSON to slim records: v1.Node, v1.Pod and NodeMetrics, decoded in part.
 
 Called by ``agent.cluster.kubernetes`` for list/watch answers and by ``agent.scheduling.extender``
-for the pods that kube-scheduler sends. Only the fields that fedsched reads are decoded, which is
-what makes a list of 100,000 pods bearable.
+for the pods that kube-scheduler sends.
 """
 
 import math
 import re
+import sys
 from datetime import datetime
 from functools import lru_cache
 
 import msgspec
-from msgspec import field
 
+from agent.cluster import wire
+from agent.cluster.constraints import BARRING, Scope
+from agent.cluster.outcomes import reason
 from agent.cluster.records import (
     ANNOTATION_DEADLINE,
     ANNOTATION_GPU_MEMORY,
@@ -20,8 +22,11 @@ from agent.cluster.records import (
     ANNOTATION_GPU_SHARE,
     ANNOTATION_PROGRESS,
     GATE,
+    LABEL_GPU_COUNT,
     LABEL_GPU_MEMORY,
     LABEL_GPU_PRODUCT,
+    LABEL_GPU_REPLICAS,
+    LABEL_GPU_SHARING,
     LABEL_JOB_TYPE,
     RESOURCE_GPU,
     RESOURCE_GPU_SHARED,
@@ -30,9 +35,11 @@ from agent.cluster.records import (
 )
 
 GIB = float(1 << 30)
-LABEL_GPU_COUNT = "nvidia.com/gpu.count"
 MANY_GPUS = 1 << 10
 """More than this counts as this: no node has so many, and the arrays can hold the number."""
+PRESSURES = ("MemoryPressure", "DiskPressure", "PIDPressure")
+LABEL_COMPLETION_INDEX = "batch.kubernetes.io/job-completion-index"
+MIG_DEVICES = "nvidia.com/mig-"
 UNSPECIFIED_SHARE = 0.5
 """Share of one GPU for a pod that asks for ``nvidia.com/gpu.shared`` without saying how much."""
 
@@ -47,97 +54,10 @@ class ObjectError(ValueError):
     """An object is not what its kind says it is; the message names the object and the field."""
 
 
-class _Meta(msgspec.Struct, frozen=True, rename="camel"):
-    name: str
-    uid: str = ""
-    namespace: str = "default"
-    labels: dict[str, str] | None = None
-    annotations: dict[str, str] | None = None
-    creation_timestamp: str | None = None
-
-
-Quantities = dict[str, str | int | float]
-
-
-class _Resources(msgspec.Struct, frozen=True):
-    requests: Quantities | None = None
-    limits: Quantities | None = None
-
-
-class _Container(msgspec.Struct, frozen=True, rename="camel"):
-    resources: _Resources | None = None
-    restart_policy: str | None = None
-
-
-class _Gate(msgspec.Struct, frozen=True):
-    name: str
-
-
-class _PodSpec(msgspec.Struct, frozen=True, rename="camel"):
-    containers: list[_Container] | None = None
-    init_containers: list[_Container] | None = None
-    overhead: Quantities | None = None
-    node_name: str | None = None
-    scheduler_name: str = "default-scheduler"
-    scheduling_gates: list[_Gate] | None = None
-
-
-class _Terminated(msgspec.Struct, frozen=True, rename="camel"):
-    reason: str | None = None
-    exit_code: int = 0
-    finished_at: str | None = None
-
-
-class _ContainerState(msgspec.Struct, frozen=True):
-    terminated: _Terminated | None = None
-
-
-class _ContainerStatus(msgspec.Struct, frozen=True, rename="camel"):
-    state: _ContainerState | None = None
-    last_state: _ContainerState | None = None
-
-
-class _PodStatus(msgspec.Struct, frozen=True, rename="camel"):
-    phase: str = "Pending"
-    reason: str | None = None
-    start_time: str | None = None
-    container_statuses: list[_ContainerStatus] | None = None
-
-
-class _Pod(msgspec.Struct, frozen=True):
-    metadata: _Meta
-    spec: _PodSpec = field(default_factory=_PodSpec)
-    status: _PodStatus = field(default_factory=_PodStatus)
-
-
-class _Condition(msgspec.Struct, frozen=True):
-    type: str
-    status: str
-
-
-class _NodeSpec(msgspec.Struct, frozen=True):
-    unschedulable: bool | None = None
-
-
-class _NodeStatus(msgspec.Struct, frozen=True):
-    allocatable: Quantities | None = None
-    conditions: list[_Condition] | None = None
-
-
-class _Node(msgspec.Struct, frozen=True):
-    metadata: _Meta
-    spec: _NodeSpec = field(default_factory=_NodeSpec)
-    status: _NodeStatus = field(default_factory=_NodeStatus)
-
-
-class _NodeMetrics(msgspec.Struct, frozen=True):
-    metadata: _Meta
-    usage: Quantities
-
-
-_decode_pod = msgspec.json.Decoder(_Pod).decode
-_decode_node = msgspec.json.Decoder(_Node).decode
-_decode_metrics = msgspec.json.Decoder(_NodeMetrics).decode
+_decode_pod = msgspec.json.Decoder(wire.Pod).decode
+_decode_whereabouts = msgspec.json.Decoder(wire.PodPlaces).decode
+_decode_node = msgspec.json.Decoder(wire.Node).decode
+_decode_metrics = msgspec.json.Decoder(wire.NodeMetrics).decode
 
 
 @lru_cache(maxsize=8192)
@@ -171,32 +91,53 @@ def _gpus(value: float) -> int:
 
 
 def node(data: bytes | msgspec.Raw) -> Node:
-    """A v1.Node. Raises ObjectError."""
+    """A v1.Node. Raises ObjectError; ``devices`` are not in it (``agent.cluster.devices``)."""
     try:
         raw = _decode_node(data)
         has = {name: quantity(value) for name, value in (raw.status.allocatable or {}).items()}
         labels = raw.metadata.labels or {}
         gpus = _gpus(has.get(RESOURCE_GPU, 0.0))
-        if not gpus and has.get(RESOURCE_GPU_SHARED, 0.0) > 0.0:
+        replicas = 1.0
+        if gpus:
+            # Time-sliced under the plain name: each replica is handed out as if it were a GPU.
+            replicas = max(float(labels.get(LABEL_GPU_REPLICAS, "1")), 1.0)
+        elif has.get(RESOURCE_GPU_SHARED, 0.0) > 0.0:
             gpus = _gpus(int(labels.get(LABEL_GPU_COUNT, "1")))
         gpu_memory = float(labels.get(LABEL_GPU_MEMORY, "0")) if gpus else 0.0
         if not 0.0 <= gpu_memory < math.inf:
             raise ValueError(f"label {LABEL_GPU_MEMORY} is {labels[LABEL_GPU_MEMORY]!r}, no MiB")
-        ready = all(c.status == "True" for c in raw.status.conditions or () if c.type == "Ready")
+        conditions = raw.status.conditions or ()
+        ready = all(c.status == "True" for c in conditions if c.type == "Ready")
+        pressure = tuple(c.type for c in conditions if c.type in PRESSURES and c.status == "True")
         return Node(
             name=raw.metadata.name,
             cpu=has.get("cpu", 0.0),
             memory=has.get("memory", 0.0) / GIB,
             gpus=gpus,
             gpu_model=labels.get(LABEL_GPU_PRODUCT, "") if gpus else "",
-            gpu_memory=gpu_memory / 1024.0,
-            ready=ready and not raw.spec.unschedulable,
+            gpu_memory=gpu_memory / 1024.0 / replicas,
+            sharing=_sharing(has, labels),
+            ready=ready and not raw.spec.unschedulable and not pressure,
+            pressure=pressure,
+            labels={sys.intern(key): sys.intern(value) for key, value in labels.items()},
+            taints=tuple(taint for taint in raw.spec.taints or () if taint.effect in BARRING),
+            addresses=tuple(one.address for one in raw.status.addresses or ()),
         )
     except (msgspec.DecodeError, ValueError) as error:
         raise ObjectError(f"a v1.Node that cannot be read: {error}") from error
 
 
-def _request(container: _Container, name: str) -> float:
+def _sharing(allocatable: dict[str, float], labels: dict[str, str]) -> str:
+    # The strategy is a label of nodes without slices too: the product's name tells.
+    if "-MIG-" in labels.get(LABEL_GPU_PRODUCT, "") or any(
+        name.startswith(MIG_DEVICES) and count > 0.0 for name, count in allocatable.items()
+    ):
+        return "mig"
+    strategy = labels.get(LABEL_GPU_SHARING, "none")
+    return "" if strategy == "none" else sys.intern(strategy)
+
+
+def _request(container: wire.Container, name: str) -> float:
     resources = container.resources
     if resources is None:
         return 0.0
@@ -205,7 +146,7 @@ def _request(container: _Container, name: str) -> float:
     return 0.0 if value is None else quantity(value)
 
 
-def _requests(spec: _PodSpec, name: str) -> float:
+def _requests(spec: wire.PodSpec, name: str) -> float:
     """What kube-scheduler reserves: containers and sidecars summed, or the largest init phase."""
     running = sum(_request(container, name) for container in spec.containers or ())
     sidecars = largest = 0.0
@@ -250,17 +191,61 @@ class _Annotations:
             return default
 
 
-def _oom_killed(status: _PodStatus) -> bool:
-    """Reason and exit code must agree: the reason alone gives false positives."""
-    states = [s for c in status.container_statuses or () for s in (c.state, c.last_state)]
-    return any(
-        s.terminated.reason == "OOMKilled" and s.terminated.exit_code == 137
-        for s in states
-        if s is not None and s.terminated is not None
+def _reason(status: wire.PodStatus, done: bool) -> str:
+    containers = (*(status.container_statuses or ()), *(status.init_container_statuses or ()))
+    states = [state for c in containers for state in (c.state, c.last_state)]
+    disruptions = [
+        c.reason or ""
+        for c in status.conditions or ()
+        if c.type == "DisruptionTarget" and c.status == "True"
+    ]
+    return reason(
+        status.reason or "",
+        [state.terminated for state in states if state is not None and state.terminated],
+        disruptions[0] if disruptions else "",
+        done,
     )
 
 
-def _finished(status: _PodStatus) -> float:
+def _deleting(meta: wire.Meta, finished: float) -> bool:
+    """Whether deletion was asked for before the pod's end; the time stamp is that of its latest."""
+    if meta.deletion_timestamp is None:
+        return False
+    asked = timestamp(meta.deletion_timestamp) - (meta.deletion_grace_period_seconds or 0.0)
+    return not 0.0 < finished <= asked
+
+
+@lru_cache(maxsize=4096)
+def _one(scope: Scope) -> Scope:
+    """The same object for equal scopes: pods of one template share it."""
+    return scope
+
+
+def _scope(data: bytes | msgspec.Raw) -> Scope:
+    spec = _decode_whereabouts(data).spec
+    node = spec.affinity.node_affinity if spec.affinity is not None else None
+    required = node.required if node is not None else None
+    return _one(
+        Scope(
+            selector=tuple(sorted((spec.node_selector or {}).items())),
+            terms=None if required is None else required.node_selector_terms or (),
+            tolerations=spec.tolerations or (),
+        )
+    )
+
+
+def _controller(meta: wire.Meta) -> tuple[str, str]:
+    """UID of the pod's controller and, where replacements keep it, the pod's index under it."""
+    for owner in meta.owner_references or ():
+        if owner.controller:
+            index = (meta.annotations or {}).get(LABEL_COMPLETION_INDEX, "")
+            if owner.kind == "StatefulSet":
+                index = meta.name
+            return sys.intern(owner.uid), sys.intern(index)
+    return "", ""
+
+
+def _finished(status: wire.PodStatus) -> float:
     ends = [c.state.terminated for c in status.container_statuses or () if c.state is not None]
     return max((timestamp(end.finished_at) for end in ends if end is not None), default=0.0)
 
@@ -280,27 +265,35 @@ def pod(data: bytes | msgspec.Raw) -> Pod:
             shared = UNSPECIFIED_SHARE if _requests(spec, RESOURCE_GPU_SHARED) > 0.0 else 0.0
             share = notes.number(ANNOTATION_GPU_SHARE, shared, below=1.0)
         models = notes.values.get(ANNOTATION_GPU_MODELS, "").split(",")
+        done = status.phase in ("Succeeded", "Failed")
+        finished = _finished(status) if done else 0.0
+        owner, index = _controller(raw.metadata)
         return Pod(
             uid=raw.metadata.uid,
             name=raw.metadata.name,
-            namespace=raw.metadata.namespace,
-            job_type=(raw.metadata.labels or {}).get(LABEL_JOB_TYPE, ""),
+            namespace=sys.intern(raw.metadata.namespace),
+            job_type=sys.intern((raw.metadata.labels or {}).get(LABEL_JOB_TYPE, "")),
             cpu=_requests(spec, "cpu"),
             memory=_requests(spec, "memory") / GIB,
             gpus=gpus,
             gpu_share=share,
             gpu_memory=notes.number(ANNOTATION_GPU_MEMORY, 0.0),
             gpu_models=tuple(model.strip() for model in models if model.strip()),
-            scheduler=spec.scheduler_name,
+            scheduler=sys.intern(spec.scheduler_name),
             gated=GATE in gates,
             gates=gates,
+            scope=_scope(data) if GATE in gates else None,
+            claims=len(spec.resource_claims or ()),
+            owner=owner,
+            index=index,
             created=timestamp(raw.metadata.creation_timestamp),
             deadline=notes.time(ANNOTATION_DEADLINE, math.inf),
-            node=spec.node_name or "",
-            phase=status.phase,
-            reason="OOMKilled" if _oom_killed(status) else status.reason or "",
+            node=sys.intern(spec.node_name or ""),
+            phase=sys.intern(status.phase),
+            reason=sys.intern(_reason(status, done)),
+            deleting=_deleting(raw.metadata, finished),
             started=timestamp(status.start_time),
-            finished=_finished(status) if status.phase in ("Succeeded", "Failed") else 0.0,
+            finished=finished,
             steps_per_second=notes.number(ANNOTATION_PROGRESS, 0.0),
             problem=notes.problem,
         )

@@ -9,6 +9,8 @@ import math
 
 import msgspec
 
+from agent.cluster.constraints import Scope, Taint
+
 LABEL_JOB_TYPE = "fedsched.io/job-type"
 """Label: the kind of work, such as ``resnet50-bs64``; pods of one job type run alike."""
 ANNOTATION_GPU_SHARE = "fedsched.io/gpu-share"
@@ -25,6 +27,9 @@ GATE = "fedsched.io/queue"
 """Scheduling gate of pods that let fedsched choose their order and time."""
 LABEL_GPU_PRODUCT = "nvidia.com/gpu.product"
 LABEL_GPU_MEMORY = "nvidia.com/gpu.memory"
+LABEL_GPU_COUNT = "nvidia.com/gpu.count"
+LABEL_GPU_REPLICAS = "nvidia.com/gpu.replicas"
+LABEL_GPU_SHARING = "nvidia.com/gpu.sharing-strategy"
 RESOURCE_GPU = "nvidia.com/gpu"
 RESOURCE_GPU_SHARED = "nvidia.com/gpu.shared"
 
@@ -32,7 +37,7 @@ RESOURCE_GPU_SHARED = "nvidia.com/gpu.shared"
 Hardware = tuple[float, float, int, str, float]
 
 
-class Node(msgspec.Struct, frozen=True, kw_only=True):
+class Node(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True, gc=False):
     """One node. Memory is GiB, CPU is cores, ``gpu_memory`` is GiB of each GPU."""
 
     name: str
@@ -41,15 +46,27 @@ class Node(msgspec.Struct, frozen=True, kw_only=True):
     gpus: int = 0
     gpu_model: str = ""
     gpu_memory: float = 0.0
+    sharing: str = ""
+    """How its GPUs are cut up or handed out, where they are: ``time-slicing``, ``mps``, ``mig`` or
+    ``dra`` (known from ResourceSlices alone)."""
+    devices: int = 0
+    """GPUs in its ResourceSlices where the device plugin advertises none."""
     ready: bool = True
+    """Whether it takes new pods: Ready, not cordoned, under no pressure."""
+    pressure: tuple[str, ...] = ()
+    """Of MemoryPressure, DiskPressure and PIDPressure those that its kubelet reports."""
+    labels: dict[str, str] = {}
+    taints: tuple[Taint, ...] = ()
+    """Those that keep pods away."""
+    addresses: tuple[str, ...] = ()
 
     @property
     def hardware(self) -> Hardware:
-        """All but its name and readiness."""
+        """What its row of the view is made of, but for readiness."""
         return self.cpu, self.memory, self.gpus, self.gpu_model, self.gpu_memory
 
 
-class Pod(msgspec.Struct, frozen=True, kw_only=True):
+class Pod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """One pod. Times are Unix seconds of the API server's clock, 0 where not yet."""
 
     uid: str
@@ -68,12 +85,23 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
     """Whether fedsched's scheduling gate is still on it."""
     gates: tuple[str, ...] = ()
     """All its scheduling gates, in the order in which the API server keeps them."""
+    scope: Scope | None = None
+    """Where it may go, of a pod behind fedsched's gate; None for anywhere."""
+    claims: int = 0
+    """Resource claims (DRA): devices that its other requests do not tell."""
+    owner: str = ""
+    """UID of its controller; empty for a bare pod."""
+    index: str = ""
+    """What a replacement of it has too: completion index of a Job, name in a StatefulSet."""
     created: float = 0.0
     deadline: float = math.inf
     node: str = ""
     phase: str = "Pending"
     reason: str = ""
-    """``OOMKilled`` (with exit code 137), ``Evicted``, ``OutOfcpu``, … or empty."""
+    """``OOMKilled`` (with exit code 137), ``Evicted``, ``OutOfcpu``, … of its status, or why it was
+    disrupted; empty for none (``agent.cluster.outcomes``)."""
+    deleting: bool = False
+    """Whether its deletion was asked for before it had ended."""
     started: float = 0.0
     finished: float = 0.0
     steps_per_second: float = 0.0
@@ -97,6 +125,6 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True):
         return self.node, self.done, self.gates
 
     @property
-    def asks(self) -> tuple[float, float, float, tuple[str, ...]]:
+    def asks(self) -> tuple[float, float, float, tuple[str, ...], Scope | None]:
         """That part of its request which may change while it lives."""
-        return self.cpu, self.memory, self.gpu_memory, self.gpu_models
+        return self.cpu, self.memory, self.gpu_memory, self.gpu_models, self.scope

@@ -5,41 +5,33 @@ keeps the *assumed* placements too: the watch lags behind kube-scheduler's seria
 pod that was sent somewhere occupies its place until the watch shows where it is, or for a while.
 """
 
-import heapq
 import logging
 import math
 from collections.abc import Callable, Iterable, Mapping
 
+import msgspec
 import numpy as np
 
-from agent.cluster.growth import (
-    Catalogue,
-    SpecLookup,
-    clear_node,
-    fill_speeds,
-    sort_pending,
-)
-from agent.cluster.lifecycle import Emit, Lifecycle, end_of
+from agent.arrays import Floats
+from agent.cluster.growth import SpecLookup
+from agent.cluster.lifecycle import Emit, Lifecycle
+from agent.cluster.listing import Listing
+from agent.cluster.outcomes import end_of
 from agent.cluster.records import Node, Pod
+from agent.cluster.seating import Seating
 from agent.cluster.speeds_file import SpeedsFile
 from agent.cluster.view import (
-    GPUS_PER_NODE,
     PENDING,
     RUNNING,
-    USAGE_CPU,
-    USAGE_MEMORY,
-    bind,
-    empty_view,
-    enqueue,
-    imbalance,
+    View,
     record_run_time,
-    remove,
-    set_node,
-    unbind,
 )
 
 log = logging.getLogger(__name__)
-_NOWHERE, _QUEUED = -2, -1
+BURST_SECONDS = 0.001
+"""Wall time; changes within it count for the integrals as if they came together."""
+REPLACED_SECONDS = 3600.0
+"""Wall time that a controller may take to replace a pod which did not finish."""
 
 
 class ClusterState:
@@ -54,32 +46,42 @@ class ClusterState:
         clock: Callable[[], float],
         emit: Emit,
         spec: SpecLookup,
+        ahead: Callable[[], float] = lambda: 0.0,
         scale: float = 1.0,
         assume_seconds: float = 30.0,
         changed: Callable[[], None] = lambda: None,
+        max_job_types: int = 256,
         nodes: int = 8,
         pods: int = 64,
     ) -> None:
-        """``clock`` gives Unix seconds; the view runs at ``scale`` times that.
+        """``clock`` gives Unix seconds that never step (``agent.cluster.clock``); the view runs at
+        ``scale`` times that.
 
-        ``assume_seconds`` is wall time; ``changed`` is called with each step of :attr:`version`;
-        ``nodes`` and ``pods`` are the first sizes.
+        ``ahead`` is how far the API server's clock is ahead of it, s; ``assume_seconds`` is wall
+        time; ``changed`` is called with each step of :attr:`version`; ``nodes`` and ``pods`` are
+        the first sizes.
         """
-        self._clock, self._scale, self._changed = clock, scale, changed
+        self._clock, self._ahead, self._scale, self._changed = clock, ahead, scale, changed
         self._assume = assume_seconds * scale
-        none = np.zeros(0, np.int64)
-        self.view = empty_view(
-            nodes=nodes, pods=pods, gpu_spec=np.zeros((0, 3)), kind_type=none, kind_gpus=none
+        self._seating = Seating(
+            spec,
+            nodes=nodes,
+            pods=pods,
+            max_job_types=max_job_types,
+            burst=BURST_SECONDS * scale,
         )
-        self.view.clock[0] = clock() * scale
-        self.rows: dict[str, int] = {}
+        self.rows = self._seating.rows
         """View row by node name."""
-        self.slots: dict[str, int] = {}
+        self.slots = self._seating.slots
         """View slot by pod UID, of all pods that are not done."""
+        self.names = self._seating.names
         self.pods: dict[str, Pod] = {}
         """Record by UID, of the same pods."""
-        self.life = Lifecycle(emit)
-        self.names = Catalogue(spec)
+        self.nodes: dict[str, Node] = {}
+        """Record by name."""
+        self.gated: dict[str, None] = {}
+        """UIDs of the pods that are behind fedsched's gate."""
+        self.life = Lifecycle(emit, replaced_within=REPLACED_SECONDS * scale)
         self.version = 0
         """Goes up with every change that a decision may depend on; readings of use do not count."""
         self.job_seconds = 0.0
@@ -88,32 +90,36 @@ class ClusterState:
         """∫ Σ (U_i − Ū)² dt over ready nodes; U_i is GPUs given out, CPU where it has no GPU."""
         self.problems = 0
         """Annotations that could not be read and were passed over."""
-        self.nodes: dict[str, Node] = {}
-        """Record by name."""
-        self._free_rows, self._free_slots = list(range(nodes)), list(range(pods))
-        self._uids: dict[int, str] = {}
-        self._row_names: dict[int, str] = {}
-        self._at: dict[str, int] = {}  # by UID: a row, _QUEUED or _NOWHERE
-        self._assumed: dict[str, tuple[str, float]] = {}
+        self.gpu_memory_free: Floats = np.zeros(0)
+        """[≤ N] GiB measured to be free on the emptiest GPU of each row's node; NaN is unknown."""
+        self._assumed: dict[str, tuple[str, float]] = {}  # in the order in which they lapse
         self._unseen: set[str] = set()  # known from kube-scheduler's calls alone
-        self._speeds: SpeedsFile | None = None
+        self.view.clock[0] = clock() * scale
+
+    @property
+    def view(self) -> View:
+        """The cluster as arrays."""
+        return self._seating.view
 
     # Time -----------------------------------------------------------------------------------
 
     def tick(self) -> float:
         """Move the view's clock to now, adding to the integrals; lapse old assumptions.
 
-        Returns the cluster's time, s. A wall clock that steps back holds the view's clock.
+        Returns the cluster's time, s.
         """
         view = self.view
         now = max(self._clock() * self._scale, float(view.clock[0]))
         passed = now - float(view.clock[0])
         if passed > 0.0:
             self.job_seconds += passed * float(view.counts[PENDING] + view.counts[RUNNING])
-            self.imbalance_seconds += passed * imbalance(view)
+            self.imbalance_seconds += passed * self._seating.imbalance(now)
             view.clock[0] = now
-        for uid in [uid for uid, (_, until) in self._assumed.items() if until <= now]:
-            log.info("pod %s was sent to %s and not seen bound", uid, self._assumed[uid][0])
+        while self._assumed:
+            uid, (node, until) = next(iter(self._assumed.items()))
+            if until > now:
+                break
+            log.info("pod %s was sent to %s and not seen bound", uid, node)
             self.forget(uid)
         return now
 
@@ -121,95 +127,93 @@ class ClusterState:
         self.version += 1
         self._changed()
 
+    def _time_of(self, stamp: float) -> float:
+        """Cluster seconds of a time that the API server wrote, by its own clock."""
+        return (stamp - self._ahead()) * self._scale
+
     # Nodes ----------------------------------------------------------------------------------
+
+    def list_nodes(self) -> Listing[Node]:
+        """Begin to take in a list of all nodes."""
+        return Listing(self.nodes, lambda node: node.name, self.apply_node, self._miss_node)
 
     def replace_nodes(self, nodes: Iterable[Node]) -> None:
         """Make these the nodes that there are."""
-        found = {node.name: node for node in nodes}
-        for name in self.nodes.keys() - found.keys():
+        self.list_nodes().take(nodes)
+
+    def _miss_node(self, name: str) -> None:
+        if name in self.nodes:
             self.apply_node(self.nodes[name], deleted=True)
-        for node in found.values():
-            self.apply_node(node)
 
     def apply_node(self, node: Node, deleted: bool = False) -> None:
         """Add, change or take away one node; pods on it are settled anew."""
         old = self.nodes.get(node.name)
-        if node == old and not deleted:
+        if old is None if deleted else node == old:
             return
         self.tick()
         self._step()
         if deleted:
-            if old is not None:
-                del self.nodes[node.name]
-                self._drop_row(node.name)
-            return
-        self.nodes[node.name] = node
-        row = self.rows.get(node.name)
-        if row is None:
-            row = self._new_row(node.name)
-            residents = [u for u, p in self.pods.items() if node.name in (p.node, self.assumed(u))]
-        elif old is not None and old.hardware == node.hardware:
-            self.view.ready[row] = node.ready
-            return
+            del self.nodes[node.name]
+            residents = self._seating.drop_node(node.name)
         else:
-            residents = [self._uids[slot] for slot in self._on(row)]
-            for uid in residents:
-                self._lift(uid)
-        if node.gpus > GPUS_PER_NODE:
-            log.warning("node %s has %d GPUs, 8 are used", node.name, node.gpus)
-        model, memory = -1, node.gpu_memory
-        if node.gpus:
-            if self.names.model(node.gpu_model, memory):
-                self._resize()
-            model = self.names.models[node.gpu_model]
-            memory = memory or float(self.view.gpu_spec[model, 2])
-        size = np.array([node.cpu, node.memory, min(node.gpus, GPUS_PER_NODE)], np.float64)
-        set_node(self.view, row, size, model, memory)
-        self.view.ready[row] = node.ready
+            self.nodes[node.name] = node
+            if old is not None and old.hardware == node.hardware:
+                self._seating.update_node(node)
+                return
+            residents = self._seating.set_node(node)
         for uid in residents:
             self._settle(uid)
 
-    def set_usage(self, usage: Mapping[str, tuple[float, float]]) -> None:
-        """Write measured use by node name, CPU cores and memory GiB; absent nodes are unknown."""
-        self.tick()
-        for name, row in self.rows.items():
-            cpu, memory = usage.get(name, (math.nan, math.nan))
-            node = self.nodes[name]
-            self.view.usage[row, USAGE_CPU] = cpu / node.cpu if node.cpu else math.nan
-            self.view.usage[row, USAGE_MEMORY] = memory / node.memory if node.memory else math.nan
+    def set_use(self, column: int, shares: Mapping[str, float]) -> None:
+        """Write a column of measured use, shares by node name; absent nodes are unknown."""
+        self.view.usage[:, column] = self._by_row(shares)
 
-    def _new_row(self, name: str) -> int:
-        if not self._free_rows:
-            size = len(self.view.ready)
-            self._resize(nodes=2 * size)
-            self._free_rows = list(range(size, 2 * size))
-        row = heapq.heappop(self._free_rows)
-        self.rows[name], self._row_names[row] = row, name
-        return row
+    def set_gpu_memory_free(self, free: Mapping[str, float]) -> None:
+        """Write what is measured to be free on each node's emptiest GPU, GiB by node name."""
+        self.gpu_memory_free = self._by_row(free)
 
-    def _drop_row(self, name: str) -> None:
-        row = self.rows.pop(name)
-        for slot in self._on(row):
-            self._lift(self._uids[slot])  # without a place until the API server deletes the pod too
-        clear_node(self.view, row)
-        del self._row_names[row]
-        heapq.heappush(self._free_rows, row)
+    def _by_row(self, values: Mapping[str, float]) -> Floats:
+        column = np.full(len(self.view.ready), np.nan)
+        for name, value in values.items():
+            if name in self.rows:
+                column[self.rows[name]] = value
+        return column
 
-    def _on(self, row: int) -> list[int]:
-        running = self.view.queue[RUNNING, : self.view.counts[RUNNING]]
-        return [int(slot) for slot in running if self.view.node[slot] == row]
+    def report(self, uid: str, *, steps_per_second: float = 0.0, memory: float = 0.0) -> None:
+        """Take in what was measured of a pod: its progress, and the memory that it uses, GiB.
+
+        0 is nothing measured. Only a pod that runs makes progress.
+        """
+        pod = self.pods.get(uid)
+        if pod is None or not pod.node:
+            return
+        self.life.used(uid, memory)
+        if steps_per_second > 0.0:
+            pod = msgspec.structs.replace(pod, steps_per_second=steps_per_second)
+            now, model = float(self.view.clock[0]), self._model_of(pod)
+            self.life.progress(pod, model, now, self._neighbours(pod), measured=True)
 
     # Pods -----------------------------------------------------------------------------------
 
+    def list_pods(self) -> Listing[Pod]:
+        """Begin to take in a list of all pods; they come in any order."""
+        known = self.pods.keys() | self.life.known()
+        return Listing(known, lambda pod: pod.uid, self._listed, self._miss_pod)
+
     def replace_pods(self, pods: Iterable[Pod]) -> None:
         """Make these the pods that there are."""
-        found = {pod.uid: pod for pod in pods}
-        for uid in self.pods.keys() - found.keys() - self._unseen:
+        self.list_pods().take(pods)
+
+    def _listed(self, pod: Pod) -> None:
+        self.apply_pod(pod, listed=True)
+
+    def _miss_pod(self, uid: str) -> None:
+        if uid in self._unseen:  # kube-scheduler asked about it since the list was made
+            return
+        if uid in self.pods:
             self.apply_pod(self.pods[uid], deleted=True)
-        for uid in self.life.known() - found.keys() - self._unseen:
+        else:
             self.life.drop(uid)
-        for pod in sorted(found.values(), key=lambda pod: (pod.created, pod.name)):
-            self.apply_pod(pod, listed=True)
 
     def apply_pod(self, pod: Pod, deleted: bool = False, listed: bool = False) -> None:
         """Take in one pod as the API server has it now.
@@ -222,7 +226,12 @@ class ClusterState:
         if old is None and deleted:
             self.life.drop(uid)
             return
-        if self.life.over(uid) or (pod == old and not deleted and uid not in self._unseen):
+        if self.life.over(uid):
+            return
+        job_type = self.names.job_type(pod.job_type) if old is None else old.job_type
+        if job_type != pod.job_type:
+            pod = msgspec.structs.replace(pod, job_type=job_type)
+        if pod == old and not deleted and uid not in self._unseen:
             return
         self._unseen.discard(uid)
         if pod.problem and (old is None or old.problem != pod.problem):
@@ -231,19 +240,25 @@ class ClusterState:
         if deleted or old is None or old.standing != pod.standing:
             self._step()
         if old is None:
-            self._new_slot(pod, listed)
+            told = self._time_of(pod.created) if listed and pod.created else now
+            since = self.life.created(pod, min(told, now), self._time_of(pod.deadline))
+            self._seating.add_pod(pod, since)
         elif old.asks != pod.asks:
-            self._lift(uid)
-        self.pods[uid], slot = pod, self.slots[uid]
-        self._write_request(slot, pod)
-        self.life.created(pod, float(self.view.arrival[slot]))
-        started = pod.started * self._scale if listed and pod.started else None
+            self._seating.lift(uid)
+        if old is None or old.asks != pod.asks or old.deadline != pod.deadline:
+            self._seating.write_request(pod, self._time_of(pod.deadline))
+        self.pods[uid] = pod
+        if pod.gated:
+            self.gated[uid] = None
+        else:
+            self.gated.pop(uid, None)
+        started = self._time_of(pod.started) if listed and pod.started else None
         self.life.lives(pod, self._model_of(pod), now, started)
         self._settle(uid)
         if pod.done or deleted:
             self._end(pod, now, deleted, listed)
         elif pod.node:
-            self.life.progress(pod, self._model_of(pod), now, self._neighbours(slot))
+            self.life.progress(pod, self._model_of(pod), now, self._neighbours(pod))
 
     def introduce(self, pod: Pod) -> bool:
         """Take in a pod that kube-scheduler asks about before the watch shows it.
@@ -258,14 +273,15 @@ class ClusterState:
             return False
         self.apply_pod(pod, listed=True)
         self._unseen.add(pod.uid)
-        self._assumed[pod.uid] = ("", float(self.view.clock[0]) + self._assume)
+        self._assumed[pod.uid] = "", float(self.view.clock[0]) + self._assume
         return True
 
     def assume(self, uid: str, node: str) -> None:
         """Count the pending pod as running on ``node`` until the watch shows where it is."""
         if uid not in self.pods or self.pods[uid].node:
             return
-        self._assumed[uid] = (node, float(self.view.clock[0]) + self._assume)
+        self._assumed.pop(uid, None)  # to the end: it lapses last
+        self._assumed[uid] = node, float(self.view.clock[0]) + self._assume
         self._settle(uid)
 
     def assumed(self, uid: str) -> str:
@@ -293,106 +309,49 @@ class ClusterState:
 
     def set_speeds(self, speeds: SpeedsFile | None) -> None:
         """Take over what the learner knows about speeds."""
-        self._speeds = speeds
         self._step()
-        fill_speeds(self.view, speeds, self.names)
+        self._seating.set_speeds(speeds)
 
     def pod_name(self, slot: int) -> str:
         """UID of the pod in a slot; empty for −1 (waiting)."""
-        return self._uids[slot] if slot >= 0 else ""
+        return self.slots.names[slot] if slot >= 0 else ""
 
     def node_name(self, row: int) -> str:
         """Name of a view row's node; empty for −1 (waiting)."""
-        return self._row_names[row] if row >= 0 else ""
+        return self.rows.names[row] if row >= 0 else ""
 
     def _settle(self, uid: str) -> None:
         """Bring the view in line with where the pod is, or is assumed to be."""
-        pod, slot = self.pods[uid], self.slots[uid]
+        pod = self.pods[uid]
         if pod.node:
             self._assumed.pop(uid, None)
-        place = pod.node or self.assumed(uid)
-        wanted = self.rows.get(place, _NOWHERE) if place else _QUEUED
-        if wanted == self._at[uid]:
-            bound = self.life.bound_at(uid)
-            if wanted >= 0 and bound is not None:
-                self.view.start[slot] = bound
-            return
-        self._lift(uid)
-        self._at[uid] = wanted
-        if wanted >= 0:
-            bind(self.view, slot, wanted)
-            bound = self.life.bound_at(uid)
-            self.view.start[slot] = self.view.clock[0] if bound is None else bound
-        elif wanted == _QUEUED:
-            enqueue(self.view, slot)
-            sort_pending(self.view)
-
-    def _lift(self, uid: str) -> None:
-        if self._at[uid] >= 0:
-            unbind(self.view, self.slots[uid])
-        elif self._at[uid] == _QUEUED:
-            remove(self.view, PENDING, self.slots[uid])
-        self._at[uid] = _NOWHERE
+        self._seating.settle(uid, pod.node or self.assumed(uid), self.life.bound_at(uid))
 
     def _end(self, pod: Pod, now: float, deleted: bool, listed: bool) -> None:
-        time = min(pod.finished * self._scale, now) if listed and pod.finished else now
+        time = min(self._time_of(pod.finished), now) if listed and pod.finished else now
         ran = self.life.ends(pod, self._model_of(pod), time)
-        slot, row = self.slots[pod.uid], self._at[pod.uid]
+        view, slot, row = self.view, self.slots[pod.uid], self._seating.row_of(pod.uid)
         if ran > 0.0 and row >= 0 and end_of(pod) == "finished":
-            kind, model = self.view.kind[slot], self.view.gpu_type[row]
-            slower = self.view.slowdown[kind, model] if model >= 0 and pod.gang else 0.0
-            record_run_time(self.view, slot, math.log(ran) - float(slower))
+            kind, model = view.kind[slot], view.gpu_type[row]
+            slower = view.slowdown[kind, model] if model >= 0 and pod.gang else 0.0
+            record_run_time(view, slot, math.log(ran) - float(slower))
         self._free(pod.uid)
         if deleted:
             self.life.drop(pod.uid)
 
-    def _new_slot(self, pod: Pod, listed: bool) -> None:
-        if self.names.kind(pod.job_type, pod.gang):
-            self._resize()
-        if not self._free_slots:
-            size = len(self.view.kind)
-            self._resize(pods=2 * size)
-            self._free_slots = list(range(size, 2 * size))
-        slot, view = heapq.heappop(self._free_slots), self.view
-        self.slots[pod.uid], self._uids[slot] = slot, pod.uid
-        self._at[pod.uid] = _NOWHERE
-        view.kind[slot], view.size[slot] = self.names.kinds[pod.job_type, pod.gang], np.nan
-        view.node[slot], view.gpu_mask[slot], view.start[slot] = -1, 0, np.nan
-        now = float(view.clock[0])
-        view.arrival[slot] = min(pod.created * self._scale, now) if listed and pod.created else now
-
-    def _write_request(self, slot: int, pod: Pod) -> None:
-        view = self.view
-        view.request[slot] = pod.cpu, pod.memory, pod.gpus, pod.gpu_share, pod.gpu_memory
-        view.deadline[slot] = pod.deadline * self._scale
-        view.allowed[slot] = self.names.allowed(pod.gpu_models)
-
     def _free(self, uid: str) -> None:
-        self._lift(uid)
-        slot = self.slots.pop(uid)
-        del self.pods[uid], self._at[uid], self._uids[slot]
+        self._seating.drop_pod(uid)
+        del self.pods[uid]
         self._assumed.pop(uid, None)
         self._unseen.discard(uid)
-        heapq.heappush(self._free_slots, slot)
+        self.gated.pop(uid, None)
 
     def _model_of(self, pod: Pod) -> str:
         node = self.nodes.get(pod.node)
         return node.gpu_model if node is not None and pod.gang else ""
 
-    def _neighbours(self, slot: int) -> list[str]:
+    def _neighbours(self, pod: Pod) -> list[str]:
         """Job types on the same GPUs, sorted."""
-        view, mask = self.view, self.view.gpu_mask[slot]
-        if view.node[slot] < 0 or not mask:
+        if not pod.steps_per_second:
             return []
-        there = (other for other in self._on(int(view.node[slot])) if other != slot)
-        uids = (self._uids[other] for other in there if view.gpu_mask[other] & mask)
-        return sorted(self.pods[uid].job_type for uid in uids)
-
-    def _resize(self, nodes: int = 0, pods: int = 0) -> None:
-        view = self.view
-        self.view = self.names.resize(
-            view, nodes=nodes or len(view.ready), pods=pods or len(view.kind)
-        )
-        fill_speeds(self.view, self._speeds, self.names)
-        for uid, pod in self.pods.items():  # a mask names only models that were known
-            self.view.allowed[self.slots[uid]] = self.names.allowed(pod.gpu_models)
+        return sorted(self.pods[uid].job_type for uid in self._seating.neighbours(pod.uid))

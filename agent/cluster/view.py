@@ -46,6 +46,8 @@ class View(NamedTuple):
     """[N, 8] the part of each GPU that is given out, 0 to 1; a GPU that is not there is at 1."""
     gpu_memory_requested: Floats
     """[N, 8] memory asked for on each GPU."""
+    scopes: Bools
+    """[S, N] sets of nodes that pods may go to by their selectors and tolerations; row 0 is all."""
 
     request: Floats
     """[P, 5] CPU, memory, whole GPUs, share of one GPU (0 where whole), memory on each GPU."""
@@ -53,6 +55,8 @@ class View(NamedTuple):
     """[P] row of ``slowdown``."""
     allowed: Ints
     """[P] bit mask of the GPU types that the pod accepts; −1 for any."""
+    scope: Ints
+    """[P] row of ``scopes`` that the pod is held to."""
     arrival: Floats
     """[P] when the pod was created."""
     start: Floats
@@ -104,9 +108,11 @@ def empty_view(
         gpu_memory=np.zeros(nodes),
         gpu_share=np.ones((nodes, GPUS_PER_NODE)),
         gpu_memory_requested=np.zeros((nodes, GPUS_PER_NODE)),
+        scopes=np.ones((1, nodes), np.bool_),
         request=np.zeros((pods, 5)),
         kind=np.zeros(pods, np.int64),
         allowed=np.full(pods, -1, np.int64),
+        scope=np.zeros(pods, np.int64),
         arrival=np.zeros(pods),
         start=np.full(pods, np.nan),
         deadline=np.full(pods, np.inf),
@@ -183,9 +189,10 @@ def pick_gpus(view: View, pod: int, node: int) -> int:
 def placement(view: View, pod: int, node: int) -> int:
     """Bit mask of the GPUs that the pod would get on the node (0 for a pod that asks for none).
 
-    −1 where it cannot go: the node is not ready, or lacks CPU, memory or GPUs of an accepted type.
+    −1 where it cannot go: the node is not ready, is outside the pod's scope, or lacks CPU, memory
+    or GPUs of an accepted type.
     """
-    if not view.ready[node]:
+    if not view.ready[node] or not view.scopes[view.scope[pod], node]:
         return -1
     for r in range(2):
         if view.requested[node, r] + view.request[pod, r] > view.capacity[node, r] + _EPSILON:
@@ -207,10 +214,19 @@ def fits(view: View, pod: int, node: int) -> bool:
 
 @kernel
 def enqueue(view: View, pod: int) -> None:
-    """Append the pod to the pending queue."""
+    """Put the pod into the pending queue, behind all that arrived before it or with it."""
     view.node[pod] = -1
     view.start[pod] = np.nan
-    view.queue[PENDING, view.counts[PENDING]] = pod
+    low, high = 0, view.counts[PENDING]
+    while low < high:
+        middle = (low + high) // 2
+        if view.arrival[view.queue[PENDING, middle]] > view.arrival[pod]:
+            high = middle
+        else:
+            low = middle + 1
+    for i in range(view.counts[PENDING], low, -1):
+        view.queue[PENDING, i] = view.queue[PENDING, i - 1]
+    view.queue[PENDING, low] = pod
     view.counts[PENDING] += 1
 
 

@@ -15,6 +15,7 @@ from safetensors.torch import load as load_safetensors
 from safetensors.torch import save as save_safetensors
 from torch import Tensor
 
+from agent.learning.adam import Adam
 from agent.learning.batch import Batch
 from agent.learning.distillation import Teacher, distillation_loss
 from agent.learning.network import Network, load_arrays, to_arrays
@@ -23,7 +24,7 @@ from agent.learning.returns import ReturnScale
 from common.policy import ARCHITECTURE
 from common.weights import Arrays
 
-CHECKPOINT_FORMAT = 1
+CHECKPOINT_FORMAT = 2
 DISTILLATION_GRAD_NORM = 1.0
 
 
@@ -102,7 +103,7 @@ class Algorithm(ABC):
         # The network is small: more threads would only take cores from the serving process.
         torch.set_num_threads(1)
         self.network = Network(seed)
-        self.optimiser = torch.optim.Adam(self.network.parameters(), lr=learning_rate, eps=1e-5)
+        self.optimiser = Adam(self.network.parameters(), rate=learning_rate)
         self.proximal = Proximal(self.network)
         self.scale = ReturnScale(reward_scale)
         self.rng = np.random.default_rng(seed)
@@ -257,9 +258,7 @@ class Algorithm(ABC):
 
     def _snapshot(self) -> tuple[dict[str, Tensor], dict[str, Any]]:
         content = {f"network.{n}": w.clone() for n, w in self.network.state_dict().items()}
-        for index, moments in self.optimiser.state_dict()["state"].items():
-            for key, value in moments.items():
-                content[f"adam.{index}.{key}"] = value.clone()
+        content |= {f"adam.{name}": moment for name, moment in self.optimiser.state().items()}
         for name, array in self.proximal.arrays().items():
             content[f"global.{name}"] = torch.from_numpy(array)
         counters = {
@@ -276,13 +275,7 @@ class Algorithm(ABC):
             return {n.removeprefix(prefix): t for n, t in content.items() if n.startswith(prefix)}
 
         load_arrays(self.network, {n: t.numpy() for n, t in part("network.").items()})
-        moments: dict[int, dict[str, Tensor]] = {}
-        for name, tensor in part("adam.").items():
-            index, key = name.split(".", 1)
-            moments.setdefault(int(index), {})[key] = tensor.clone()
-        # The groups carry the settings, which may have been changed since: keep this learner's.
-        groups = self.optimiser.state_dict()["param_groups"]
-        self.optimiser.load_state_dict({"state": moments, "param_groups": groups})
+        self.optimiser.restore(part("adam."))
         if shared := part("global."):
             arrays = {name: tensor.numpy() for name, tensor in shared.items()}
             self.proximal.set(arrays, float(counters["mu"]))

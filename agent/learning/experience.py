@@ -16,6 +16,7 @@ import numpy.typing as npt
 from agent.journal import Decision, PodEvent, floats
 from agent.learning.batch import F32, Batch
 from agent.learning.reward import (
+    CHARGED,
     DEFAULT_WEIGHTS,
     Interval,
     RewardWeights,
@@ -58,7 +59,7 @@ class _Row:
     features: F32
     action: int
     log_prob: float
-    oom: bool
+    killed: bool
     placed: bool
     follower: int = -1
     elapsed: float = 0.0
@@ -143,7 +144,8 @@ def _resolve(
         if log_prob is None:
             return "elsewhere"
     assert log_prob is not None
-    return _Row(item.seq, decision, features, action, log_prob, "oom" in events, True)
+    killed = any(kind in events for kind in CHARGED)
+    return _Row(item.seq, decision, features, action, log_prob, killed, True)
 
 
 def _arrays(decision: Decision) -> tuple[F32 | None, F32 | None]:
@@ -228,7 +230,7 @@ def _batch(
             ),
             column([row.job_seconds for row in rows]),
             column([row.imbalance_seconds for row in rows]),
-            column([row.oom for row in rows]),
+            column([row.killed for row in rows]),
         ),
         mean_run_seconds,
         weights,
@@ -259,6 +261,6 @@ def _batch(
         "reward_pending": float(earned.pending.mean()),
         "reward_jobs": float(earned.jobs.mean()),
         "reward_imbalance": float(earned.imbalance.mean()),
-        "reward_oom": float(earned.oom.mean()),
+        "reward_oom": float(earned.kills.mean()),
     }
     return batch, metrics

@@ -4,22 +4,23 @@ Called by ``agent.cli``. It may be killed at any line and started again; a secon
 state directory is refused.
 """
 
-import fcntl
 import json
 import logging
 import os
 import signal
 import sqlite3
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+import time
+from collections.abc import Callable
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from types import FrameType
 
+from agent.cluster import leader_file
 from agent.federation import Member
 from agent.learning.learner import OnlineLearner
 from agent.learning.store import Store
+from agent.lock import sole
 from agent.settings import Settings
 from agent.uploads import UploadPolicy
 from common.features import FEATURES_VERSION
@@ -30,37 +31,8 @@ from common.weights import write_atomic
 log = logging.getLogger(__name__)
 
 
-class LockedError(RuntimeError):
-    """Another learner works on the state directory."""
-
-
 class StoreError(RuntimeError):
     """The experience database failed at work."""
-
-
-@contextmanager
-def sole_learner(state: Path) -> Iterator[None]:
-    """Hold the state directory's lock; the kernel releases it even when the process is killed.
-
-    Raises:
-        LockedError: another process holds it.
-    """
-    state.mkdir(parents=True, exist_ok=True)
-    path = state / "learn.lock"
-    with path.open("a+") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            file.seek(0)
-            holder = file.read().strip() or "unknown"
-            raise LockedError(
-                f"another learner (pid {holder}) works on {state}; stop it first, or give this "
-                "one a state directory of its own and --journal to read the same journal"
-            ) from None
-        file.truncate(0)
-        file.write(str(os.getpid()))
-        file.flush()
-        yield
 
 
 def software_version() -> str:
@@ -92,7 +64,7 @@ def run(
         StoreError: the database failed while open, for want of disk or damaged.
     """
     stop = stop or _stop_on_signals()
-    with sole_learner(settings.state):
+    with sole(settings.state, "learn"):
         store = Store(settings.state / "experience.sqlite")
         try:
             _work(settings, store, journal, ready_file, stop)
@@ -115,7 +87,8 @@ def _work(
     learner = OnlineLearner(
         settings, store, journal=journal or settings.journal_dir, owns_journal=journal is None
     )
-    member = _member(settings, learner)
+    leads = leadership(settings)
+    member = _member(settings, learner, leads)
     learner.write_status()
     if ready_file is not None:
         write_atomic(ready_file, json.dumps({"pid": os.getpid()}).encode())
@@ -128,8 +101,15 @@ def _work(
     if member:
         member[0].start()
     try:
+        led = True
         while not stop.is_set():
-            if not learner.round():
+            leading = leads()
+            if leading != led:
+                log.info("learning goes on" if leading else "another replica leads; waiting")
+                led = leading
+            if not leading:
+                stop.wait(settings.learn.poll_seconds)
+            elif not learner.round():
                 # What the hub lays down need not wait for the next look at the journal.
                 _wait(stop, learner.handover.offered, settings.learn.poll_seconds)
     finally:
@@ -148,7 +128,16 @@ def _wait(stop: threading.Event, offered: threading.Event, seconds: float) -> No
         left -= step
 
 
-def _member(settings: Settings, learner: OnlineLearner) -> tuple[Member, str] | None:
+def leadership(settings: Settings, clock: Callable[[], float] = time.time) -> Callable[[], bool]:
+    """Says whether this replica may learn now: it leads, or there is no election."""
+    if settings.election.mode == "none":
+        return lambda: True
+    return lambda: leader_file.read(settings.leader_file).holds(clock())
+
+
+def _member(
+    settings: Settings, learner: OnlineLearner, leads: Callable[[], bool]
+) -> tuple[Member, str] | None:
     """The federation link and the member's name; None without a bundle."""
     learn = settings.learn
     if learn.bundle is None:
@@ -164,6 +153,7 @@ def _member(settings: Settings, learner: OnlineLearner) -> tuple[Member, str] | 
         policy=UploadPolicy(learn.upload_rounds, learn.upload_seconds, learn.upload_drift),
         keep=learn.upload_keep,
         status_seconds=learn.status_seconds,
+        active=leads,
     )
     return member, bundle.member
 

@@ -65,7 +65,7 @@ def corrections_of(
         arrays = live.arrays(version)
         if arrays is None:
             return None
-        corrections(scorer(arrays), features.astype(np.float64), len(features), out)
+        corrections(scorer(arrays), features, len(features), out)
     return out.astype(np.float32)
 
 

@@ -4,8 +4,10 @@ The reward between a decision and the next one of the same session is dimensionl
 divided by the cluster's mean run time ``T``, so that one set of weights (and one value scale) fits
 a cluster of ten-second functions and one of ten-day trainings::
 
-    r = −α ∫ pending dt / T  −δ ∫ jobs dt / T  −β ∫ Σ (U_i − Ū)² dt / T  −γ · OOM kills
+    r = −α ∫ pending dt / T  −δ ∫ jobs dt / T  −β ∫ Σ (U_i − Ū)² dt / T  −γ · kills
 
+A *kill* is an end that the placement is to blame for: see :data:`CHARGED`. The other ends (a higher
+priority, a drain, a lost node, an error of the job, a deletion) cost what they cost in time.
 Summed over time, ``∫ jobs dt`` is the sum of all completion times (Little's law), which is what a
 scheduler should lower; the other terms shade it.
 """
@@ -16,6 +18,9 @@ import numpy as np
 import numpy.typing as npt
 
 from agent.arrays import Floats
+
+CHARGED = ("oom", "evicted", "misplaced")
+"""Ends of a pod for want of something on the node that was chosen (``agent.cluster.outcomes``)."""
 
 
 @dataclass(frozen=True)
@@ -32,7 +37,7 @@ class RewardWeights:
     """Price of Σ (U_i − Ū)² = 1 over one mean run time, U_i the GPU use of node i (0 to 1) or its
     CPU use where it has no GPU. Small: spreading works against completion time."""
     gamma: float = 1.0
-    """Price of one OOM kill: 1 is as bad as one more job in the system for one mean run time."""
+    """Price of one kill: 1 is as bad as one more job in the system for one mean run time."""
     delta: float = 1.0
     """Price of a job being in the system (pending or running) for one mean run time."""
 
@@ -58,8 +63,8 @@ class Interval:
     """[B] ∫ jobs in the system dt, cluster seconds."""
     imbalance_seconds: Floats
     """[B] ∫ Σ (U_i − Ū)² dt, cluster seconds."""
-    oom_kills: Floats
-    """[B] OOM kills charged to the decision: those of the pod that it placed."""
+    kills: Floats
+    """[B] kills charged to the decision: that of the pod that it placed."""
 
 
 @dataclass(frozen=True)
@@ -70,7 +75,7 @@ class Rewards:
     pending: Floats
     jobs: Floats
     imbalance: Floats
-    oom: Floats
+    kills: Floats
 
 
 def rewards(
@@ -96,9 +101,9 @@ def rewards(
     pending = -weights.alpha * interval.pending_seconds / mean_run_seconds
     jobs = -weights.delta * interval.job_seconds / mean_run_seconds
     imbalance = -weights.beta * interval.imbalance_seconds / mean_run_seconds
-    oom = -weights.gamma * interval.oom_kills
-    total = (pending + jobs + imbalance + oom).astype(np.float32)
-    return Rewards(total, pending, jobs, imbalance, oom)
+    kills = -weights.gamma * interval.kills
+    total = (pending + jobs + imbalance + kills).astype(np.float32)
+    return Rewards(total, pending, jobs, imbalance, kills)
 
 
 @dataclass(frozen=True)

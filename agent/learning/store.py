@@ -17,11 +17,12 @@ from typing import NamedTuple
 
 import msgspec
 
-from agent.journal import Decision, PodEvent, Progress, Record, read, segments
+from agent.cluster.outcomes import OUTCOMES
+from agent.journal import Census, Decision, PodEvent, Progress, Record, read, segments
 
 log = logging.getLogger(__name__)
 
-ENDED = ("finished", "oom", "evicted", "failed", "deleted")
+ENDED = tuple(OUTCOMES)
 """Kinds of pod events after which no more is heard of the pod."""
 FATES = ("learned", "elsewhere", "superseded", "unplaced", "unfollowed", "invalid")
 """What became of a decision:
@@ -42,12 +43,15 @@ CREATE INDEX IF NOT EXISTS decisions_open ON decisions (seq) WHERE fate IS NULL;
 CREATE INDEX IF NOT EXISTS decisions_uid ON decisions (uid, seq);
 CREATE TABLE IF NOT EXISTS pod_events (
     seq INTEGER PRIMARY KEY AUTOINCREMENT, uid TEXT NOT NULL, kind TEXT NOT NULL,
-    time REAL NOT NULL, record BLOB NOT NULL, UNIQUE (uid, kind));
+    time REAL NOT NULL, record BLOB NOT NULL, job TEXT NOT NULL DEFAULT '', UNIQUE (uid, kind));
 CREATE INDEX IF NOT EXISTS pod_events_kind ON pod_events (kind, seq);
 CREATE TABLE IF NOT EXISTS speeds (
     key TEXT PRIMARY KEY, n REAL NOT NULL, sum_x REAL NOT NULL, sum_x2 REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS counters (name TEXT PRIMARY KEY, value REAL NOT NULL);
 CREATE TABLE IF NOT EXISTS blobs (name TEXT PRIMARY KEY, content BLOB NOT NULL);
+"""
+_JOB_INDEX = """
+CREATE INDEX IF NOT EXISTS pod_events_job ON pod_events (job) WHERE kind = 'created';
 """
 _TRANSACTION_RECORDS = 1000
 
@@ -116,6 +120,11 @@ class Store:
             if verdict != "ok":
                 raise sqlite3.DatabaseError(verdict)
             db.executescript(_SCHEMA)
+            if "job" not in {name for _, name, *_ in db.execute("PRAGMA table_info(pod_events)")}:
+                # A database of an earlier release, in which every pod was a job of its own.
+                db.execute("ALTER TABLE pod_events ADD COLUMN job TEXT NOT NULL DEFAULT ''")
+                db.execute("UPDATE pod_events SET job = uid")
+            db.executescript(_JOB_INDEX)
         except BaseException:
             db.close()
             raise
@@ -232,6 +241,8 @@ class Store:
             self._count("decisions" if added else "repeated_decisions")
         elif isinstance(record, PodEvent):
             self._ingest_event(record)
+        elif isinstance(record, Census):
+            self._ingest_census(record)
         else:
             sample = speed_sample(record)
             if sample is not None:
@@ -245,8 +256,9 @@ class Store:
 
     def _ingest_event(self, event: PodEvent) -> None:
         added = self._db.execute(
-            "INSERT OR IGNORE INTO pod_events (uid, kind, time, record) VALUES (?, ?, ?, ?)",
-            (event.uid, event.kind, event.time, _encoder.encode(event)),
+            "INSERT OR IGNORE INTO pod_events (uid, kind, time, record, job) "
+            "VALUES (?, ?, ?, ?, ?)",
+            (event.uid, event.kind, event.time, _encoder.encode(event), event.job or event.uid),
         ).rowcount
         if not added:
             self._count("repeated_events")
@@ -255,13 +267,18 @@ class Store:
         if event.kind == "finished" and event.run_seconds > 0.0:  # 0: its start was not seen
             self._count("runs")
             self._count("run_seconds", event.run_seconds)
-        if (
-            event.kind in ENDED
-            and self._db.execute(
-                "SELECT 1 FROM decisions WHERE uid = ? AND fate = 'learned'", (event.uid,)
-            ).fetchone()
-        ):
+        learned = "SELECT 1 FROM decisions WHERE uid = ? AND fate = 'learned'"
+        if event.kind in ENDED and self._db.execute(learned, (event.uid,)).fetchone():
             self._count("late_outcomes")
+
+    def _ingest_census(self, census: Census) -> None:
+        """Pods that decisions wait for and that are there no more ended while nobody looked."""
+        waited_for = {item.uid for item in self.open_decisions() if item.uid}
+        for uid in sorted(waited_for.difference(census.uids)):
+            events = self.events(uid)
+            if not events.keys() & set(ENDED):
+                known = events.get("bound", PodEvent(uid=uid, time=0.0, kind="created"))
+                self._ingest_event(msgspec.structs.replace(known, kind="gone", time=census.time))
 
     def forget_segments(self, folder: Path, *, keep: int) -> int:
         """Delete journal segments that are wholly consumed, but for the last ``keep`` of them.
@@ -306,10 +323,14 @@ class Store:
         return [_event_decoder.decode(record) for (record,) in reversed(rows)]
 
     def completion_seconds(self, limit: int = 2000) -> list[float]:
-        """Creation to end of the newest finished pods, cluster seconds, oldest first."""
+        """Creation to end of the newest finished jobs, cluster seconds, oldest first.
+
+        A job begins with its first pod, however many replaced that.
+        """
         rows = self._db.execute(
-            "SELECT f.time - c.time FROM pod_events f JOIN pod_events c "
-            "ON c.uid = f.uid AND c.kind = 'created' "
+            "SELECT f.time - (SELECT MIN(c.time) FROM pod_events c "
+            "WHERE c.kind = 'created' AND c.job = own.job) "
+            "FROM pod_events f JOIN pod_events own ON own.uid = f.uid AND own.kind = 'created' "
             "WHERE f.kind = 'finished' ORDER BY f.seq DESC LIMIT ?",
             (limit,),
         ).fetchall()

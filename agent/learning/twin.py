@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.arrays import Bools, Floats, Ints
 from agent.cluster.gpus import gpu_spec
-from agent.cluster.growth import UNKNOWN_SPEC
+from agent.cluster.growth import MAX_MODELS, UNKNOWN_SPEC
 from agent.cluster.records import Node
 from agent.cluster.view import GPUS_PER_NODE, gpu_group
 from agent.journal import PodEvent
@@ -50,6 +50,12 @@ class Twin:
     """[M] run time on the kind's fastest model."""
     request: Floats
     """[M, 5] CPU, memory, whole GPUs, share of one GPU, memory on each GPU."""
+    slack: Floats
+    """[M] seconds from arrival to deadline; infinite where there is none."""
+    allowed: Ints
+    """[M] bit mask of the GPU models that the job accepts; −1 for any."""
+    memory_used: Floats
+    """[M] the most memory that the job was measured to use, GiB; NaN where nobody measured."""
     history: Floats
     """[K + 1, 2] count and sum of finished log run times by kind, work without GPUs last."""
     oom_share: float
@@ -62,13 +68,15 @@ class Twin:
         starts = rng.integers(len(self.gap), size=blocks)
         rows = ((starts[:, None] + np.arange(BLOCK)) % len(self.gap)).ravel()[:jobs]
         arrival = np.cumsum(self.gap[rows])
+        arrival -= arrival[0]
         request, kind = self.request[rows], self.kind[rows]
         fastest = np.append(self.speeds.speed.max(axis=1), 1.0)[kind]
         # The same job is never met twice; 20 % keeps its kind's size.
         seconds = self.seconds[rows] * rng.lognormal(0.0, 0.2, jobs)
         exceed = min(max(self.oom_share, 1e-3), 0.3)
+        ratio, used = peak_ratio(rng, jobs, exceed=exceed), self.memory_used[rows]
         return Workload(
-            arrival=arrival - arrival[0],
+            arrival=arrival,
             kind=kind,
             steps=seconds * fastest,
             cpu=request[:, 0],
@@ -76,10 +84,10 @@ class Twin:
             gpus=request[:, 2].astype(np.int64),
             share=request[:, 3],
             gpu_memory=request[:, 4],
-            memory_peak=request[:, 1] * peak_ratio(rng, jobs, exceed=exceed),
+            memory_peak=np.where(np.isnan(used), request[:, 1] * ratio, used),
             gpu_memory_peak=request[:, 4] * peak_ratio(rng, jobs, exceed=exceed),
-            deadline=np.full(jobs, np.inf),
-            allowed=np.full(jobs, ANY_TYPE, np.int64),
+            deadline=arrival + self.slack[rows],
+            allowed=self.allowed[rows],
         )
 
     def simulation(self, *, seed: int, window: int, jobs: int) -> Simulation:
@@ -116,6 +124,18 @@ def gpu_models(nodes: Sequence[Node]) -> list[str]:
     return sorted({node.gpu_model for node in nodes if node.gpus})
 
 
+def job_of(event: PodEvent) -> str:
+    """What all pods of a job have in common; a pod of an earlier release is a job of its own."""
+    return event.job or event.uid
+
+
+def _mask(accepted: Sequence[str], models: Sequence[str]) -> int:
+    """The bit mask of a pod's accepted models; ANY_TYPE for a pod that names none."""
+    if not accepted:
+        return ANY_TYPE
+    return sum(1 << t for t, name in enumerate(models[:MAX_MODELS]) if name in accepted)
+
+
 def kind_of(event: PodEvent) -> Kind:
     """The kind of a pod: shared pods count as one GPU, work without GPUs as none."""
     return event.job_type, max(event.gpus, 1 if event.gpu_share > 0 else 0)
@@ -137,8 +157,9 @@ def build(
 
     That is: no nodes, fewer than ``LEAST_JOBS`` finished pods, or no pod that the nodes could hold.
     """
-    created = store.latest_events("created", limit)
-    finished = {event.uid: event for event in store.latest_events("finished", limit)}
+    # A pod that replaced another is its job going on, which the simulator does by itself.
+    created = [event for event in store.latest_events("created", limit) if not event.attempt]
+    finished = {job_of(event): event for event in store.latest_events("finished", limit)}
     if not nodes or len(finished) < LEAST_JOBS or len(created) < 2:
         return None
     models = gpu_models(nodes)
@@ -157,7 +178,8 @@ def build(
     gap = np.diff(np.array([event.time for event in created]), prepend=np.nan)
     usual = float(np.nanmedian(np.maximum(gap, 0.0)))
     gap = np.where(np.isnan(gap), usual, np.maximum(gap, 0.0))
-    keep = _placeable(request, mix)
+    allowed = np.array([_mask(event.gpu_models, models) for event in created], np.int64)
+    keep = _placeable(request, allowed, mix)
     if not keep.any():
         return None
     ended = len(finished) + store.counter("pods_oom")
@@ -169,6 +191,9 @@ def build(
         kind=kind[keep],
         seconds=seconds[keep],
         request=request[keep],
+        slack=np.array([event.deadline - event.time for event in created])[keep],
+        allowed=allowed[keep],
+        memory_used=_memory_used(created, finished)[keep],
         history=history,
         oom_share=store.counter("pods_oom") / max(ended, store.counter("pods_finished"), 1.0),
     )
@@ -215,7 +240,7 @@ def _sizes(
     slowdown = -np.log(table.relative) if len(table) else np.zeros((0, len(models)))
     logs = np.full(len(created), np.nan)
     for i, event in enumerate(created):
-        end = finished.get(event.uid)
+        end = finished.get(job_of(event))
         if end is None or end.run_seconds <= 0.0:
             continue
         k = row.get(kind_of(event), -1)
@@ -231,6 +256,12 @@ def _sizes(
     np.add.at(history[:, 1], ks[known], logs[known])
     mean = np.where(history[:, 0] > 0, history[:, 1] / np.maximum(history[:, 0], 1.0), usual)
     return np.exp(np.where(known, logs, mean[ks])), history
+
+
+def _memory_used(created: Sequence[PodEvent], finished: dict[str, PodEvent]) -> Floats:
+    """[M] GiB, of jobs that finished and were measured; NaN for others."""
+    ends = [finished.get(job_of(event)) for event in created]
+    return np.array([end.memory_used if end and end.memory_used else np.nan for end in ends])
 
 
 def _mix(nodes: Sequence[Node], models: Sequence[str]) -> NodeMix:
@@ -253,11 +284,14 @@ def _mix(nodes: Sequence[Node], models: Sequence[str]) -> NodeMix:
     )
 
 
-def _placeable(request: Floats, nodes: NodeMix) -> Bools:
+def _placeable(request: Floats, allowed: Ints, nodes: NodeMix) -> Bools:
     """[M] whether some empty node can hold the job."""
     gpus = request[:, 2] + np.ceil(request[:, 3])
     fits = np.zeros(len(request), np.bool_)
-    for (cpu, memory, count), gpu_memory in zip(nodes.capacity, nodes.gpu_memory, strict=True):
+    for (cpu, memory, count), model, gpu_memory in zip(
+        nodes.capacity, nodes.gpu_type, nodes.gpu_memory, strict=True
+    ):
         room = (request[:, 0] <= cpu) & (request[:, 1] <= memory) & (gpus <= count)
-        fits |= room & ((gpus == 0) | (request[:, 4] <= gpu_memory))
+        suits = (request[:, 4] <= gpu_memory) & (allowed >> max(model, 0) & 1 == 1)
+        fits |= room & ((gpus == 0) | suits)
     return fits

@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Bools, Floats, Ints, inlined, kernel
+from agent.arrays import Bools, Features, Floats, Ints, inlined, kernel, lean
 from agent.cluster.view import (
     GPU_GROUPS,
     GPUS,
@@ -37,7 +37,7 @@ from agent.scheduling.rules import (
     new_effects,
     node_cost,
     order_key,
-    pod_log_run_time,
+    pod_run_time,
     predict_effects,
     wait_cost,
 )
@@ -56,7 +56,7 @@ LOWEST_SCORE = -3.0
 class Candidates(NamedTuple):
     """Room for the candidates of one decision; ``M`` rows."""
 
-    features: Floats
+    features: Features
     """[M, FEATURE_COUNT]"""
     pods: Ints
     """[M] pod slot; −1 for waiting."""
@@ -71,7 +71,7 @@ class Candidates(NamedTuple):
 def new_candidates(rows: int) -> Candidates:
     """Room for ``rows`` candidates."""
     return Candidates(
-        np.zeros((rows, FEATURE_COUNT)),
+        np.zeros((rows, FEATURE_COUNT), np.float32),
         np.zeros(rows, np.int64),
         np.zeros(rows, np.int64),
         np.zeros(rows),
@@ -80,28 +80,50 @@ def new_candidates(rows: int) -> Candidates:
 
 
 @kernel
-def survey_order(view: View, context: Context, rule: Rule, eligible: Bools) -> Queue:
-    """Sort the eligible pending pods ([P] flags) and sum up what they ask for."""
-    pending = view.counts[PENDING]
-    pods, keys = np.empty(pending, np.int64), np.empty(pending)
+def _sum_up(view: View, context: Context) -> Queue:
+    """What the pending pods ask for together."""
     same_kind, gangs = np.zeros(len(view.kind_gpus), np.int64), np.zeros(GPU_GROUPS, np.int64)
-    n, gpus, work = 0, 0.0, 0.0
-    for i in range(pending):
+    gpus, work = _add_up(view, context, same_kind, gangs)
+    return Queue(gpus, work, same_kind, gangs)
+
+
+@lean
+def _add_up(view: View, context: Context, same_kind: Ints, gangs: Ints) -> tuple[float, float]:
+    gpus = work = 0.0
+    for i in range(view.counts[PENDING]):
         pod = view.queue[PENDING, i]
         asked = gpus_asked(view, pod)
         gpus += asked
-        work += math.exp(pod_log_run_time(view, context, pod)) * asked
+        work += pod_run_time(view, context, pod) * asked
         same_kind[view.kind[pod]] += 1
         if view.request[pod, GPUS] > 0.0:
             gangs[gpu_group(int(view.request[pod, GPUS]))] += 1
-        if eligible[pod]:
-            pods[n], keys[n] = pod, order_key(view, context, rule, pod)
-            n += 1
-    rank = np.argsort(keys[:n], kind="mergesort")
-    return Queue(pods[:n][rank], keys[:n][rank], gpus, work, same_kind, gangs)
+    return gpus, work
 
 
 @kernel
+def _in_order(view: View, context: Context, rule: Rule, eligible: Bools) -> tuple[Ints, Floats]:
+    """The eligible pending pods ([P] flags) in the rule's order, and their order keys."""
+    pods, keys = np.empty(view.counts[PENDING], np.int64), np.empty(view.counts[PENDING])
+    n = _order_keys(view, context, rule, eligible, pods, keys)
+    rank = np.argsort(keys[:n], kind="mergesort")
+    return pods[:n][rank], keys[:n][rank]
+
+
+@lean
+def _order_keys(
+    view: View, context: Context, rule: Rule, eligible: Bools, pods: Ints, keys: Floats
+) -> int:
+    n = 0
+    for i in range(view.counts[PENDING]):
+        pod = view.queue[PENDING, i]
+        if eligible[pod]:
+            pods[n], keys[n] = pod, order_key(view, context, rule, pod)
+            n += 1
+    return n
+
+
+@lean
 def _against(cost: float, other: float) -> float:
     """Difference of two costs in the unit of the rule's score, −3 to 3; NEVER counts as 3."""
     if other >= NEVER:
@@ -123,14 +145,19 @@ def _best_of_type(view: View, costs: Floats, gpu_type: int, skip_type: bool) -> 
     return best
 
 
-@inlined
+@lean
 def _same_request(view: View, a: int, b: int) -> bool:
     """Whether two pods are interchangeable to a rule but for their waiting time."""
     if view.kind[a] != view.kind[b] or view.allowed[a] != view.allowed[b]:
         return False
+    if view.scope[a] != view.scope[b]:
+        return False
     if not (math.isnan(view.size[a]) and math.isnan(view.size[b])):
         return False
-    return bool(np.all(view.request[a] == view.request[b]))
+    for asked in range(view.request.shape[1]):
+        if view.request[a, asked] != view.request[b, asked]:
+            return False
+    return True
 
 
 @kernel
@@ -151,10 +178,11 @@ def survey_queue(
         (pod, node) of the rule's choice, −1 and −1 to wait; the number of candidates and the row of
         the rule's choice, 0 and −1 without ``describe``.
     """
-    queue = survey_order(view, context, rule, eligible)
+    order, keys = _in_order(view, context, rule, eligible)
+    queue = _sum_up(view, context)
     nodes, types = len(view.gpu_type), len(context.total)
     pod_choice = node_choice = rule_row = -1
-    if len(queue.order) == 0:
+    if len(order) == 0:
         return pod_choice, node_choice, 0, rule_row
     limit = len(out.pods) - 1
     seen = np.full(2 * len(view.kind_gpus), -1, np.int64)
@@ -162,13 +190,13 @@ def survey_queue(
     seen_best, seen_node = np.empty(len(seen)), np.empty(len(seen), np.int64)
     room = np.zeros((len(seen), types), np.int64)
     effects, costs = new_effects(nodes), np.empty(nodes)
-    cluster = np.zeros(FEATURE_COUNT)
+    cluster = np.zeros(FEATURE_COUNT, np.float32)
     if describe:
         describe_cluster(view, context, queue, cluster)
     rows, groups, ahead = 0, 0, 0.0
     has_room = np.zeros(types, np.int64)
-    for i in range(len(queue.order)):
-        pod = queue.order[i]
+    for i in range(len(order)):
+        pod = order[i]
         key = 2 * view.kind[pod] + (1 if view.request[pod, SHARE] > 0.0 else 0)
         group = seen[key]
         known = group >= 0 and _same_request(view, firsts[group], pod)
@@ -176,15 +204,7 @@ def survey_queue(
             best, best_node = seen_best[group], seen_node[group]
         else:
             predict_effects(view, context, pod, effects)
-            best, best_node = NEVER, -1
-            has_room[:] = 0
-            for n in range(nodes):
-                costs[n] = node_cost(view, rule, pod, n, effects)
-                if costs[n] < NEVER:
-                    if view.gpu_type[n] >= 0:
-                        has_room[view.gpu_type[n]] += 1
-                    if costs[n] < best:
-                        best, best_node = costs[n], n
+            best, best_node = _cost_nodes(view, rule, pod, effects, costs, has_room)
             if group < 0:
                 group = groups
                 groups += 1
@@ -201,7 +221,7 @@ def survey_queue(
                 return pod_choice, node_choice, 0, -1
         spare = 0 if starts else types + 1  # keeps room for the rule's own choice
         if describe and not known and rows + types + 1 + spare <= limit:
-            behind = queue.keys[i] - queue.keys[0]
+            behind = keys[i] - keys[0]
             rows = _add_rows(
                 view, context, queue, rule, pod, behind, ahead, waiting, effects, costs,
                 cluster, out, rows,
@@ -215,7 +235,7 @@ def survey_queue(
                 if out.pods[c] == pod and out.nodes[c] == node_choice:
                     rule_row = c
         if best_node >= 0 or waiting < NEVER or not rule.wait:  # else nothing will ever take it
-            ahead += math.exp(pod_log_run_time(view, context, pod)) * gpus_asked(view, pod)
+            ahead += pod_run_time(view, context, pod) * gpus_asked(view, pod)
     if not describe:
         return -1, -1, 0, -1
     if rows == 0:
@@ -224,7 +244,7 @@ def survey_queue(
         out.rule_scores[rule_row] = 0.0
         if view.counts[RUNNING] == 0:  # nothing would end the waiting
             return pod_choice, node_choice, rows, rule_row
-    first = queue.order[0]
+    first = order[0]
     out.features[rows] = cluster
     describe_pod(view, context, queue, first, 0.0, 0.0, out.features[rows])
     out.features[rows, WAIT] = 1.0
@@ -235,7 +255,25 @@ def survey_queue(
     return pod_choice, node_choice, rows + 1, rule_row
 
 
-@kernel
+@lean
+def _cost_nodes(
+    view: View, rule: Rule, pod: int, effects: Effects, costs: Floats, has_room: Ints
+) -> tuple[float, int]:
+    """Fill ``costs`` of all nodes and count those with room by type; the lowest cost and its node,
+    NEVER and −1 where there is none."""
+    best, best_node = NEVER, -1
+    has_room[:] = 0
+    for n in range(len(costs)):
+        costs[n] = node_cost(view, rule, pod, n, effects)
+        if costs[n] < NEVER:
+            if view.gpu_type[n] >= 0:
+                has_room[view.gpu_type[n]] += 1
+            if costs[n] < best:
+                best, best_node = costs[n], n
+    return best, best_node
+
+
+@lean
 def _add_rows(
     view: View,
     context: Context,
@@ -247,23 +285,24 @@ def _add_rows(
     waiting: float,
     effects: Effects,
     costs: Floats,
-    cluster: Floats,
+    cluster: Features,
     out: Candidates,
     rows: int,
 ) -> int:
     """Append the pod's candidates, the cheapest node of each type; returns the new row count."""
     distance = behind if rule.order != 0 else min(behind / 3600.0, 3.0)
+    time = pod_run_time(view, context, pod)
     for t in range(-1, len(context.total)):
         node = _best_of_type(view, costs, t, False)
         if node < 0:
             continue
         alternative = min(waiting, _alternative(view, costs, t))
         best = min(costs[node], alternative)
-        row = out.features[rows]
-        row[:] = cluster
-        describe_pod(view, context, queue, pod, distance, ahead, row)
-        describe_node(view, context, queue, pod, node, effects, row)
-        row[AGAINST_BEST] = _against(costs[node], alternative)
+        for column in range(FEATURE_COUNT):  # a slice would need a copy, which is an array
+            out.features[rows, column] = cluster[column]
+        describe_pod(view, context, queue, pod, distance, ahead, out.features[rows])
+        describe_node(view, context, queue, pod, time, node, effects, out.features, rows)
+        out.features[rows, AGAINST_BEST] = _against(costs[node], alternative)
         out.pods[rows], out.nodes[rows] = pod, node
         score = best - costs[node]
         score -= ORDER_SCORE * min(max(distance, 0.0), 3.0)
@@ -272,7 +311,7 @@ def _add_rows(
     return rows
 
 
-@kernel
+@lean
 def _alternative(view: View, costs: Floats, gpu_type: int) -> float:
     """Cost of the best node of any other type."""
     other = _best_of_type(view, costs, gpu_type, True)
@@ -288,13 +327,28 @@ def survey_nodes(
     kube-scheduler has filtered the nodes already; one that our own figures call full is still
     described, at the lowest score. Returns the row of the rule's choice.
     """
-    eligible = np.ones(len(view.kind), np.bool_)
-    queue = survey_order(view, context, rule, eligible)
+    queue = _sum_up(view, context)
     effects, costs = new_effects(len(view.gpu_type)), np.empty(len(nodes))
     predict_effects(view, context, pod, effects)
-    cluster = np.zeros(FEATURE_COUNT)
+    cluster = np.zeros(FEATURE_COUNT, np.float32)
     describe_cluster(view, context, queue, cluster)
     describe_pod(view, context, queue, pod, 0.0, 0.0, cluster)
+    return _survey(view, context, queue, rule, pod, nodes, effects, costs, cluster, out)
+
+
+@lean
+def _survey(
+    view: View,
+    context: Context,
+    queue: Queue,
+    rule: Rule,
+    pod: int,
+    nodes: Ints,
+    effects: Effects,
+    costs: Floats,
+    cluster: Features,
+    out: Candidates,
+) -> int:
     best = -1
     for i in range(len(nodes)):
         costs[i] = node_cost(view, rule, pod, nodes[i], effects)
@@ -305,16 +359,17 @@ def survey_nodes(
     for i in range(len(nodes)):
         if view.gpu_type[nodes[i]] != view.gpu_type[nodes[best]]:
             second = min(second, costs[i])
+    time = pod_run_time(view, context, pod)
     for i in range(len(nodes)):
-        row = out.features[i]
-        row[:] = cluster
+        for column in range(FEATURE_COUNT):
+            out.features[i, column] = cluster[column]
         out.pods[i], out.nodes[i] = pod, nodes[i]
         if costs[i] >= NEVER:
             out.rule_scores[i] = LOWEST_SCORE
             continue
-        describe_node(view, context, queue, pod, nodes[i], effects, row)
+        describe_node(view, context, queue, pod, time, nodes[i], effects, out.features, i)
         same = view.gpu_type[nodes[i]] == view.gpu_type[nodes[best]]
-        row[AGAINST_BEST] = _against(costs[i], second if same else costs[best])
+        out.features[i, AGAINST_BEST] = _against(costs[i], second if same else costs[best])
         out.rule_scores[i] = clip(costs[best] - costs[i], LOWEST_SCORE, NOT_CHOSEN)
     out.rule_scores[best] = 0.0
     return best

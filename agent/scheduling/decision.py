@@ -9,9 +9,8 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import numpy as np
-import numpy.typing as npt
 
-from agent.arrays import Bools, Floats, Ints, kernel
+from agent.arrays import Bools, Features, Floats, Ints, kernel
 from agent.cluster.view import PENDING, View
 from agent.scheduling.candidates import (
     LOWEST_SCORE,
@@ -47,7 +46,7 @@ class Policy(NamedTuple):
 class Choice:
     """One decision with all that its later reward is to be credited to; rows are candidates."""
 
-    features: npt.NDArray[np.float32]
+    features: Features
     """[C, FEATURE_COUNT]"""
     pods: Ints
     """[C] pod slot, −1 for waiting."""
@@ -154,7 +153,7 @@ def _choose_node(
 
 def _choice(out: Candidates, count: int, rule_row: int, row: int, log_prob: float) -> Choice:
     return Choice(
-        features=out.features[:count].astype(np.float32),
+        features=out.features[:count].copy(),
         pods=out.pods[:count].copy(),
         nodes=out.nodes[:count].copy(),
         rule_scores=out.rule_scores[:count].copy(),
@@ -191,8 +190,8 @@ def decide_node(view: View, policy: Policy, pod: int, nodes: Ints) -> Choice:
     return _choice(out, len(nodes), rule_row, row, log_prob)
 
 
-def extender_scores(choice: Choice) -> list[int]:
-    """Integer scores 0 to 10 of each candidate, in order: 10 for the action alone.
+def extender_scores(choice: Choice) -> Ints:
+    """[C] integer scores 0 to 10: 10 for the action alone.
 
     The others follow their distance from the best, one unit of score (a factor e in expected time)
     costing five points; a node at the lowest rule score gets 0.
@@ -203,4 +202,4 @@ def extender_scores(choice: Choice) -> list[int]:
     points[choice.rule_scores <= LOWEST_SCORE] = 0
     if choice.rule_scores[choice.action] > LOWEST_SCORE:
         points[choice.action] = HIGHEST
-    return [int(point) for point in points]
+    return points

@@ -6,7 +6,7 @@
 import math
 from typing import NamedTuple
 
-from agent.arrays import Floats, Ints, inlined, kernel
+from agent.arrays import Features, Ints, inlined, lean
 from agent.cluster.view import (
     CPU,
     GPU_GROUPS,
@@ -21,7 +21,13 @@ from agent.cluster.view import (
     View,
     gpu_group,
 )
-from agent.scheduling.rules import Context, Effects, idle_gpus, pod_log_run_time
+from agent.scheduling.rules import (
+    Context,
+    Effects,
+    idle_gpus,
+    pod_log_run_time,
+    pod_run_time,
+)
 
 # Column numbers as constants of the kernels; a test holds them equal to common.features.
 POD_SIZE, POD_GPUS, POD_SHARE, POD_WAITED, POD_SLACK, POD_SAME_KIND, POD_ORDER = range(7)
@@ -34,10 +40,6 @@ QUEUE_LENGTH, QUEUE_GPUS, QUEUE_WORK, QUEUE_AHEAD, TYPE_FREE, FREE, RUNNING_PODS
 class Queue(NamedTuple):
     """What is true of the whole queue at one moment."""
 
-    order: Ints
-    """[Q] pending pod slots in the rule's order."""
-    keys: Floats
-    """[Q] their order keys, sorted."""
     gpus: float
     """GPUs asked for."""
     work: float
@@ -55,13 +57,13 @@ def gpus_asked(view: View, pod: int) -> float:
     return share if share > 0.0 else view.request[pod, GPUS]
 
 
-@kernel
+@lean
 def clip(x: float, low: float, high: float) -> float:
     return low if x < low else (high if x > high else x)
 
 
-@kernel
-def describe_cluster(view: View, context: Context, queue: Queue, row: Floats) -> None:
+@lean
+def describe_cluster(view: View, context: Context, queue: Queue, row: Features) -> None:
     """Fill the columns that are the same for every candidate of a decision."""
     total = idle = 0.0
     for t in range(len(context.total)):
@@ -76,7 +78,7 @@ def describe_cluster(view: View, context: Context, queue: Queue, row: Floats) ->
     row[RUNNING_PODS] = min(view.counts[RUNNING] / total, 3.0)
 
 
-@kernel
+@lean
 def describe_pod(
     view: View,
     context: Context,
@@ -84,11 +86,10 @@ def describe_pod(
     pod: int,
     distance: float,
     ahead: float,
-    row: Floats,
+    row: Features,
 ) -> None:
     """Fill the pod's columns and the cluster's as seen from the pod."""
-    log_time = pod_log_run_time(view, context, pod)
-    time = math.exp(log_time)
+    log_time, time = pod_log_run_time(view, context, pod), pod_run_time(view, context, pod)
     kind, now = view.kind[pod], view.clock[0]
     row[POD_SIZE] = clip((log_time - context.mean_size) / 2.0, -3.0, 3.0)
     row[POD_GPUS] = (
@@ -114,55 +115,62 @@ def describe_pod(
         row[BEST_IN] = min(math.log1p(context.free_in[best, group] / time) / 2.0, 3.0)
 
 
-@kernel
+@inlined
 def describe_node(
     view: View,
     context: Context,
     queue: Queue,
     pod: int,
+    time: float,
     node: int,
     effects: Effects,
-    row: Floats,
+    rows: Features,
+    at: int,
 ) -> None:
-    """Fill the node's columns and the predicted effect of the placement."""
-    time = math.exp(pod_log_run_time(view, context, pod))
+    """Fill row ``at`` with the node's columns and the predicted effect of the placement.
+
+    ``time`` is the pod's expected run time on its fastest type, s. Scalars only: a slice of an
+    array costs more here than all the arithmetic.
+    """
     t = view.gpu_type[node]
-    capacity, requested, asked = view.capacity[node], view.requested[node], view.request[pod]
-    row[CPU_LEFT] = (capacity[CPU] - requested[CPU] - asked[CPU]) / max(capacity[CPU], 1e-9)
-    row[MEMORY_LEFT] = (capacity[MEMORY] - requested[MEMORY] - asked[MEMORY]) / max(
-        capacity[MEMORY], 1e-9
-    )
-    cpu, memory = view.usage[node, USAGE_CPU], view.usage[node, USAGE_MEMORY]
-    row[CPU_USED] = requested[CPU] / max(capacity[CPU], 1e-9) if math.isnan(cpu) else cpu
-    row[MEMORY_USED] = (
-        requested[MEMORY] / max(capacity[MEMORY], 1e-9) if math.isnan(memory) else memory
-    )
-    row[SLOWDOWN] = min(effects.slowdown[node], 3.5)
-    row[ON_POD] = min(effects.on_pod[node], 3.0)
-    row[ON_NEIGHBOURS] = math.log1p(effects.delay[node] / time) / 2.0
+    cpu = max(view.capacity[node, CPU], 1e-9)
+    memory = max(view.capacity[node, MEMORY], 1e-9)
+    cpu_asked, memory_asked = view.requested[node, CPU], view.requested[node, MEMORY]
+    rows[at, CPU_LEFT] = (view.capacity[node, CPU] - cpu_asked - view.request[pod, CPU]) / cpu
+    rows[at, MEMORY_LEFT] = (
+        view.capacity[node, MEMORY] - memory_asked - view.request[pod, MEMORY]
+    ) / memory
+    cpu_used, memory_used = view.usage[node, USAGE_CPU], view.usage[node, USAGE_MEMORY]
+    rows[at, CPU_USED] = cpu_asked / cpu if math.isnan(cpu_used) else cpu_used
+    rows[at, MEMORY_USED] = memory_asked / memory if math.isnan(memory_used) else memory_used
+    rows[at, SLOWDOWN] = min(effects.slowdown[node], 3.5)
+    rows[at, ON_POD] = min(effects.on_pod[node], 3.0)
+    delay = effects.delay[node]
+    rows[at, ON_NEIGHBOURS] = math.log1p(delay / time) / 2.0 if delay > 0.0 else 0.0
     if t < 0:
         return
-    row[TFLOPS] = view.gpu_spec[t, 0] / 50.0
-    row[BANDWIDTH] = view.gpu_spec[t, 1] / 2000.0
-    row[NODE_GPU_MEMORY] = view.gpu_spec[t, 2] / 80.0
-    idle = idle_gpus(view, node)
+    rows[at, TFLOPS] = view.gpu_spec[t, 0] / 50.0
+    rows[at, BANDWIDTH] = view.gpu_spec[t, 1] / 2000.0
+    rows[at, NODE_GPU_MEMORY] = view.gpu_spec[t, 2] / 80.0
+    mask, gpus = effects.mask[node], view.capacity[node, GPUS]
     takes, on_gpus, wanted = 0, 0.0, 0
-    for g in range(int(capacity[GPUS])):
+    for g in range(int(gpus)):
         on_gpus += view.gpu_memory_requested[node, g]
-        if effects.mask[node] > 0 and (effects.mask[node] >> g) & 1:
+        if mask > 0 and (mask >> g) & 1:
             wanted += 1
             if view.gpu_share[node, g] <= 1e-6:
                 takes += 1
-    left = idle - takes
-    row[GPUS_LEFT] = left / 8.0
-    row[EXACT_FIT] = 1.0 if takes > 0 and left == 0 else 0.0
-    memory_total = max(view.gpu_memory[node] * capacity[GPUS], 1e-9)
-    row[GPU_MEMORY_LEFT] = 1.0 - (on_gpus + wanted * asked[GPU_MEMORY]) / memory_total
+    left = idle_gpus(view, node) - takes
+    rows[at, GPUS_LEFT] = left / 8.0
+    rows[at, EXACT_FIT] = 1.0 if takes > 0 and left == 0 else 0.0
+    on_gpus += wanted * view.request[pod, GPU_MEMORY]
+    rows[at, GPU_MEMORY_LEFT] = 1.0 - on_gpus / max(view.gpu_memory[node] * gpus, 1e-9)
     usable = 0
     for group in range(GPU_GROUPS):
         if queue.gangs[group] > 0 and (1 << group) <= left:
             usable = left // (1 << group) * (1 << group)
             break
-    row[FRAGMENTS] = (left - usable) / 8.0
-    row[WHOLE_NODE_IN] = min(math.log1p(context.free_in[t, 3] / time) / 2.0, 3.0)
-    row[TYPE_FREE] = context.idle[t] / max(context.total[t], 1.0)
+    rows[at, FRAGMENTS] = (left - usable) / 8.0
+    empty_in = context.free_in[t, 3]
+    rows[at, WHOLE_NODE_IN] = min(math.log1p(empty_in / time) / 2.0, 3.0) if empty_in > 0.0 else 0.0
+    rows[at, TYPE_FREE] = context.idle[t] / max(context.total[t], 1.0)

@@ -6,20 +6,25 @@ scores that are integers from 0 to 10, a Content-Length and never an HTTP 500. A
 opinion": kube-scheduler's own scores decide, and the reason is counted.
 """
 
+import asyncio
 import logging
+import socket
 import time
 from collections.abc import Callable, Collection
+from http import HTTPStatus
+from itertools import repeat
 
 import msgspec
 import numpy as np
-from aiohttp import web
 
+from agent.arrays import Ints
 from agent.cluster import objects
 from agent.cluster.records import Pod
 from agent.cluster.state import ClusterState
 from agent.scheduling.candidates import LOWEST_SCORE
 from agent.scheduling.decision import HIGHEST, Choice, decide_node, extender_scores
-from agent.scheduling.guard import LivePolicy, held_back
+from agent.scheduling.guard import HELD_BACK, LivePolicy, held_back
+from agent.scheduling.http_server import Answer, Request, Routes, text
 from agent.scheduling.metrics import Metrics
 from agent.scheduling.recorder import Recorder
 from agent.settings import ServeSettings
@@ -27,10 +32,8 @@ from agent.settings import ServeSettings
 log = logging.getLogger(__name__)
 NEUTRAL = HIGHEST // 2
 """Score of a node that the agent does not know yet."""
-MAX_REQUEST_BYTES = 256 << 20
-"""5,000 whole node objects are about 60 MB."""
-KEEP_ALIVE_SECONDS = 120.0
-"""Above the 90 s after which kube-scheduler's client drops an idle connection itself."""
+_TCP_ESTABLISHED = 1
+"""First byte of Linux's ``tcp_info``."""
 
 
 class _Name(msgspec.Struct, frozen=True):
@@ -52,7 +55,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True, rename="pascal"):
     node_names: list[str] | None = None
 
 
-class HostPriority(msgspec.Struct, frozen=True, rename="pascal"):
+class HostPriority(msgspec.Struct, frozen=True, rename="pascal", gc=False):
     """One node's score in a prioritize answer."""
 
     host: str
@@ -84,6 +87,21 @@ _FAILED = {
     "cpu": "fedsched: measured CPU use is above the limit",
     "gpu_memory": "fedsched: not enough GPU memory",
 }
+
+
+def _hung_up(transport: asyncio.Transport) -> bool:
+    """Whether the asker has closed the connection, as kube-scheduler does at its time-out.
+
+    The event loop learns it too late where the request and the end of its connection were waiting
+    together, behind a process that hung. Only Linux tells it at once.
+    """
+    if transport.is_closing():
+        return True
+    connection = transport.get_extra_info("socket")
+    if connection is None or not hasattr(socket, "TCP_INFO"):
+        return False
+    state = connection.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 1)[0]
+    return bool(state != _TCP_ESTABLISHED)
 
 
 def _read(body: bytes) -> tuple[Pod, list[str], list[msgspec.Raw] | None]:
@@ -120,15 +138,21 @@ class Extender:
         self._settings, self._metrics = settings, metrics
         self._fresh, self._queued, self._monotonic = fresh, queued, monotonic
 
-    def app(self) -> web.Application:
-        """The HTTP application."""
-        app = web.Application(client_max_size=MAX_REQUEST_BYTES)
-        app.router.add_post("/filter", self._on_filter)
-        app.router.add_post("/prioritize", self._on_prioritize)
-        app.router.add_get("/healthz", self._on_healthz)
-        app.router.add_get("/readyz", self._on_readyz)
-        app.router.add_get("/metrics", self._on_metrics)
-        return app
+    def routes(self) -> Routes:
+        """All that is answered, by method and path."""
+        return {
+            ("POST", "/filter"): self._on_filter,
+            ("POST", "/prioritize"): self._on_prioritize,
+            **self.health_routes(),
+        }
+
+    def health_routes(self) -> Routes:
+        """Health checks and metrics alone, for those who have no decisions to ask for."""
+        return {
+            ("GET", "/healthz"): self._on_healthz,
+            ("GET", "/readyz"): self._on_readyz,
+            ("GET", "/metrics"): self._on_metrics,
+        }
 
     # Verbs ----------------------------------------------------------------------------------
 
@@ -158,12 +182,14 @@ class Extender:
         state.tick()
         if not state.introduce(pod):
             raise NoOpinionError("unknown_pod")
-        known = [name for name in names if name in state.rows]
-        if not known:
+        rows = self._rows(names)
+        known = np.flatnonzero(rows >= 0)
+        if not len(known):
             raise NoOpinionError("unknown_nodes")
+        scores = np.full(len(names), NEUTRAL)
         intended = state.suspend(pod.uid)
         try:
-            choice, scores = self._score(pod, known, intended)
+            choice, scores[known] = self._score(pod, rows[known], intended)
             if self._monotonic() - began > self._settings.budget_seconds:
                 raise NoOpinionError("deadline_exceeded")
         except BaseException:
@@ -173,34 +199,30 @@ class Extender:
         if choice is not None:
             if pod.uid not in self._queued:
                 self._recorder.decision("prioritize", choice, state, self._policy)
-            best = max(known, key=scores.__getitem__)
-            state.assume(pod.uid, best)
-        return [HostPriority(name, scores.get(name, NEUTRAL)) for name in names]
+            state.assume(pod.uid, names[known[scores[known].argmax()]])
+        return list(map(HostPriority, names, scores.tolist()))
 
-    def _score(
-        self, pod: Pod, names: list[str], intended: str
-    ) -> tuple[Choice | None, dict[str, int]]:
+    def _rows(self, names: list[str]) -> Ints:
+        """[C] view rows; −1 for a node that the agent does not know yet."""
+        return np.fromiter(map(self._state.rows.get, names, repeat(-1)), np.int64, len(names))
+
+    def _score(self, pod: Pod, rows: Ints, intended: str) -> tuple[Choice | None, Ints]:
         """The choice among the nodes that the guard lets through (None: it lets none), and all
         scores."""
         state, view = self._state, self._state.view
-        rows = np.array([state.rows[name] for name in names], np.int64)
-        reasons = held_back(view, pod, rows, self._settings.cpu_limit)
-        for reason in ("cpu", "gpu_memory"):
-            self._metrics.guarded.labels(reason).inc(int((reasons == reason).sum()))
-        scores = dict.fromkeys(names, 0)
-        free = np.flatnonzero(reasons == "")
+        scores = np.zeros(len(rows), np.int64)
+        reasons = self._reasons(pod, rows)
+        free = np.flatnonzero(reasons == 0)
         if not len(free):
             return None, scores
-        slot = state.slots[pod.uid]
-        choice = decide_node(view, self._policy.current, slot, rows[free])
+        choice = decide_node(view, self._policy.current, state.slots[pod.uid], rows[free])
         points = extender_scores(choice)
         if pod.uid in self._queued:
             points = self._prefer(intended, choice, points)
-        for place, score in zip(free, points, strict=True):
-            scores[names[place]] = score
+        scores[free] = points
         return choice, scores
 
-    def _prefer(self, intended: str, choice: Choice, points: list[int]) -> list[int]:
+    def _prefer(self, intended: str, choice: Choice, points: Ints) -> Ints:
         """Put the node that the queue chose first, unless another is now clearly better."""
         places = np.flatnonzero(choice.nodes == self._state.rows.get(intended, -1))
         if not len(places):
@@ -209,7 +231,7 @@ class Extender:
         lost = float(choice.scores.max() - choice.scores[place])
         if choice.rule_scores[place] <= LOWEST_SCORE or lost > self._settings.margin:
             return points
-        points = [min(score, HIGHEST - 1) for score in points]
+        points = np.minimum(points, HIGHEST - 1)
         points[place] = HIGHEST
         return points
 
@@ -236,44 +258,49 @@ class Extender:
         return FilterResult(nodes={"items": items}, failed_nodes=failed)
 
     def _held_back(self, pod: Pod, names: list[str]) -> dict[str, str]:
-        known = [name for name in names if name in self._state.rows]
-        rows = np.array([self._state.rows[name] for name in known], np.int64)
-        reasons = held_back(self._state.view, pod, rows, self._settings.cpu_limit)
-        return {
-            name: _FAILED[str(reason)]
-            for name, reason in zip(known, reasons, strict=True)
-            if reason != ""
-        }
+        rows = self._rows(names)
+        known = np.flatnonzero(rows >= 0)
+        reasons = self._reasons(pod, rows[known])
+        out = np.flatnonzero(reasons)
+        return {names[known[at]]: _FAILED[HELD_BACK[reasons[at] - 1]] for at in out}
+
+    def _reasons(self, pod: Pod, rows: Ints) -> Ints:
+        """[C] why each of ``rows`` is held back, as ``held_back`` codes it; counted."""
+        reasons = held_back(self._state, pod, rows, self._settings.cpu_limit)
+        if reasons.any():
+            for code, reason in enumerate(HELD_BACK):
+                self._metrics.guarded.labels(reason).inc(int((reasons == code + 1).sum()))
+        return reasons
 
     # HTTP -----------------------------------------------------------------------------------
 
-    async def _on_prioritize(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        return self._answer("prioritize", lambda began: self.prioritize(body, began))
+    def _on_prioritize(self, request: Request) -> Answer:
+        if _hung_up(request.transport):  # what nobody hears is no decision
+            self._metrics.no_opinion.labels("unheard").inc()
+            return self._answer("prioritize", lambda _: [])
+        return self._answer("prioritize", lambda began: self.prioritize(request.body, began))
 
-    async def _on_filter(self, request: web.Request) -> web.Response:
-        body = await request.read()
-        return self._answer("filter", lambda _: self.filter(body))
+    def _on_filter(self, request: Request) -> Answer:
+        return self._answer("filter", lambda _: self.filter(request.body))
 
-    def _answer(self, verb: str, work: Callable[[float], object]) -> web.Response:
+    def _answer(self, verb: str, work: Callable[[float], object]) -> Answer:
         began = self._monotonic()
         try:
-            answer = web.Response(body=_encode(work(began)), content_type="application/json")
+            answer = Answer(_encode(work(began)), "application/json")
         except BadRequestError as error:
-            answer = web.Response(status=400, text=f"{error}\n")
+            answer = text(HTTPStatus.BAD_REQUEST, str(error))
         self._metrics.answers.labels(verb).inc()
         self._metrics.seconds.labels(verb).observe(self._monotonic() - began)
         return answer
 
-    async def _on_healthz(self, _: web.Request) -> web.Response:
-        return web.Response(text="ok\n")
+    def _on_healthz(self, _: Request) -> Answer:
+        return text(HTTPStatus.OK, "ok")
 
-    async def _on_readyz(self, _: web.Request) -> web.Response:
+    def _on_readyz(self, _: Request) -> Answer:
         if self._fresh():
-            return web.Response(text="ok\n")
-        return web.Response(status=503, text="nodes and pods are not synced with the API server\n")
+            return text(HTTPStatus.OK, "ok")
+        missing = "nodes and pods are not synced with the API server"
+        return text(HTTPStatus.SERVICE_UNAVAILABLE, missing)
 
-    async def _on_metrics(self, _: web.Request) -> web.Response:
-        return web.Response(
-            body=self._metrics.text(), headers={"Content-Type": "text/plain; version=0.0.4"}
-        )
+    def _on_metrics(self, _: Request) -> Answer:
+        return Answer(self._metrics.text(), "text/plain; version=0.0.4")

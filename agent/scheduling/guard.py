@@ -9,11 +9,11 @@ import logging
 from pathlib import Path
 
 import numpy as np
-import numpy.typing as npt
 
 from agent.arrays import Bools, Ints
 from agent.cluster.records import Pod
 from agent.cluster.speeds_file import Stamp, stamp
+from agent.cluster.state import ClusterState
 from agent.cluster.view import GPUS, USAGE_CPU, View
 from agent.scheduling.decision import Policy, make_policy
 from agent.scheduling.metrics import Metrics
@@ -23,6 +23,8 @@ from common.policy import ARCHITECTURE
 from common.weights import WeightsFileError, load
 
 log = logging.getLogger(__name__)
+HELD_BACK = ("cpu", "gpu_memory")
+"""Reasons to hold a node back."""
 _EPSILON = 1e-6
 
 
@@ -32,8 +34,12 @@ def busy(view: View, cpu_limit: float) -> Bools:
         return np.asarray(view.usage[:, USAGE_CPU] > cpu_limit)
 
 
-def short_of_gpu_memory(view: View, pod: Pod) -> Bools:
-    """[N] nodes whose GPUs have not the memory that the pod asks for on each of its GPUs."""
+def short_of_gpu_memory(state: ClusterState, pod: Pod) -> Bools:
+    """[N] nodes whose GPUs have not the memory that the pod asks for on each of its GPUs.
+
+    A pod that shares a GPU needs it to be free by measurement too, where there is one.
+    """
+    view = state.view
     rows = len(view.ready)
     if not pod.gang or pod.gpu_memory <= 0.0:
         return np.zeros(rows, np.bool_)
@@ -42,14 +48,17 @@ def short_of_gpu_memory(view: View, pod: Pod) -> Bools:
         free = free - view.gpu_memory_requested
     there = np.arange(free.shape[1])[None, :] < view.capacity[:, GPUS, None]
     best = np.where(there, free, -1.0).max(axis=1)
+    if pod.gpu_share:
+        known = len(state.gpu_memory_free)
+        best[:known] = np.fmin(best[:known], state.gpu_memory_free)
     return np.asarray(best + _EPSILON < pod.gpu_memory)
 
 
-def held_back(view: View, pod: Pod, rows: Ints, cpu_limit: float) -> npt.NDArray[np.str_]:
-    """[C] why each of ``rows`` may not get the pod: ``cpu``, ``gpu_memory`` or empty."""
-    hot = busy(view, cpu_limit)[rows]
-    short = short_of_gpu_memory(view, pod)[rows]
-    return np.where(hot, "cpu", np.where(short, "gpu_memory", ""))
+def held_back(state: ClusterState, pod: Pod, rows: Ints, cpu_limit: float) -> Ints:
+    """[C] why each of ``rows`` may not get the pod: 1 + its place in ``HELD_BACK``, or 0."""
+    hot = busy(state.view, cpu_limit)[rows]
+    short = short_of_gpu_memory(state, pod)[rows]
+    return np.where(hot, 1, np.where(short, 2, 0))
 
 
 class LivePolicy:

@@ -12,6 +12,8 @@ from prometheus_client import (
     generate_latest,
 )
 
+from agent.cluster.outcomes import OUTCOMES
+
 # A second series for each counter, which nobody reads (the library's function has no types).
 cast(Callable[[], None], disable_created_metrics)()
 
@@ -22,9 +24,16 @@ REASONS = (
     "unknown_pod",
     "unknown_nodes",
     "internal_error",
+    "unheard",
 )
 """Why an answer held no opinion: the watch fell silent; the budget was spent; the request could not
-be read; the pod is bound or gone; none of the nodes is known; an error of our own."""
+be read; the pod is bound or gone; none of the nodes is known; an error of our own; the
+asker had hung up before it was looked at."""
+CAUSES = ("decision", "overdue", "hopeless", "claims", "state_lost")
+"""Why a gate was lifted: the policy chose the pod; it waited too long; no node could hold it; it
+claims devices, which kube-scheduler alone can judge; the cluster's state could not be trusted any
+more."""
+_PENDING_BUCKETS = (0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0, 900.0, 3600.0, 14400.0, 86400.0)
 _BUCKETS = (0.0005, 0.001, 0.002, 0.003, 0.005, 0.0075, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0)
 
 
@@ -73,17 +82,28 @@ class Metrics:
         self.speeds_failures = counter("speeds_failures", "Speeds files that could not be read")
         self.journal_records = counter("journal_records", "Records written")
         self.journal_failures = counter("journal_failures", "Records lost: disk full or gone")
-        self.released = counter(
-            "queue_released", "Gates lifted by cause", "cause", ("decision", "overdue", "shutdown")
-        )
+        self.released = counter("queue_released", "Gates lifted by cause", "cause", CAUSES)
         self.deferred = counter("queue_deferred", "Decisions to wait although something fitted")
         self.lift_failures = counter("queue_lift_failures", "Tries to lift a gate that failed")
-        self.telemetry_failures = counter("telemetry_failures", "Readings of node use that failed")
+        self.ends = counter("pod_ends", "Pods by how they ended", "outcome", tuple(OUTCOMES))
+        self.pending_seconds = Histogram(
+            "fedsched_pod_pending_seconds",
+            "Cluster seconds from a pod's creation to its binding",
+            buckets=_PENDING_BUCKETS,
+            registry=self.registry,
+        )
         self.pending = gauge("pending_pods", "Pods that wait for a node")
         self.running = gauge("running_pods", "Pods bound or assumed")
         self.gated = gauge("gated_pods", "Pods behind fedsched's gate")
         self.nodes = gauge("nodes", "Nodes known")
         self.synced = gauge("synced", "1 once nodes and pods are listed and the watches are alive")
+        self.extra_wait = gauge(
+            "queue_longest_extra_wait_seconds", "Longest extra wait of a gated pod, cluster seconds"
+        )
+        self.leader = gauge("leader", "1 where this replica lifts gates and learns")
+        self.leader_changes = counter("leader_changes", "Changes of who leads")
+        self.missing_rights = gauge("missing_rights", "Rights that the API server does not grant")
+        self.events_dropped = gauge("events_dropped", "Events for operators that were given up")
         self.policy_learned = gauge("policy_learned", "1 where a learned policy is in use")
         self.watch = Gauge(
             "fedsched_watch", "What the watches saw", ["resource", "what"], registry=self.registry

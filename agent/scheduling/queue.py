@@ -1,9 +1,10 @@
 """Order and deferral: decides when fedsched's gate comes off a pending pod, and lifts it.
 
-Run by ``agent.scheduling.serve``. A pod with the scheduling gate ``fedsched.io/queue`` (KEP-3521)
+Run by ``agent.scheduling.member``. A pod with the scheduling gate ``fedsched.io/queue`` (KEP-3521)
 is invisible to kube-scheduler until the gate is lifted. At each change of the cluster the policy
 says which gated pod goes now and where, or to wait; the pod then counts as placed there, so that
-the next decision of the same moment sees it.
+the next decision of the same moment sees it. No pod is held without end: not by a policy (beyond
+``max_extra_wait_seconds``), not by a state that is lost, and not by an agent that goes.
 """
 
 import asyncio
@@ -15,11 +16,12 @@ from collections.abc import Awaitable, Callable
 import numpy as np
 
 from agent.arrays import Bools
-from agent.cluster.kubernetes import FAILURES, ApiError, Backoff
+from agent.backoff import Backoff
+from agent.cluster.kubernetes import FAILURES, ApiError
 from agent.cluster.records import GATE, Pod
 from agent.cluster.state import ClusterState
-from agent.cluster.view import PENDING
 from agent.scheduling.decision import decide_queue
+from agent.scheduling.extra_wait import ExtraWait
 from agent.scheduling.guard import LivePolicy, busy
 from agent.scheduling.metrics import Metrics
 from agent.scheduling.recorder import Recorder
@@ -32,6 +34,12 @@ WRITES = 16
 """Patches under way at one time."""
 GATHER_SECONDS = 0.005
 """Changes come in bursts; this long they are gathered before the next look."""
+RECONNECT_SECONDS = 35.0
+"""An API server that answers again is given this long to make the state whole again (a watch comes
+back within its longest pause of 30 s) before all gates are lifted."""
+HOPELESS_SECONDS = 30.0
+"""A pod that no node could hold is let go after this long, for kube-scheduler and a cluster
+autoscaler to see; a node that is just being replaced is back by then."""
 _MOVED = (409, 422)
 
 
@@ -43,16 +51,18 @@ class QueueController:
         state: ClusterState,
         policy: LivePolicy,
         recorder: Recorder,
-        lift: Callable[[Pod], Awaitable[None]],
+        lift: Callable[[Pod], Awaitable[object]],
         settings: ServeSettings,
         metrics: Metrics,
         *,
         fresh: Callable[[], bool],
+        leading: Callable[[], bool],
+        monotonic: Callable[[], float],
         rng: random.Random,
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
     ) -> None:
         """``lift`` takes the gate off a pod at the API server; ``fresh`` says whether the state can
-        be trusted."""
+        be trusted, ``leading`` whether this replica may write."""
         self._state, self._policy, self._recorder = state, policy, recorder
         self._lift, self._settings, self._metrics = lift, settings, metrics
         self._fresh, self._rng, self._sleep = fresh, rng, sleep
@@ -61,36 +71,56 @@ class QueueController:
         self._releasing: set[str] = set()  # a write is under way
         self._lifted: set[str] = set()  # written, and the watch may not show it yet
         self._waited_at = -1
+        self._leading, self._monotonic = leading, monotonic
+        self._lost_at = monotonic() + settings.stale_seconds
+        self._answered_at: float | None = None  # by the API server, while the state was lost
+        self._looked_at = -float("inf")
+        self._hopeless: dict[str, float] = {}
+        self.extra_wait = ExtraWait(state)
+        """How much longer than need be each gated pod has waited."""
         self.wake = asyncio.Event()
         """Set it when something changed."""
         self.decided: set[str] = set()
         """UIDs of living pods whose node was chosen (and recorded) here."""
 
     def gated(self) -> list[Pod]:
-        """The pending pods behind our gate that no lifting is under way for, oldest first."""
-        state, pods = self._state, []
-        for slot in state.view.queue[PENDING, : state.view.counts[PENDING]]:
-            pod = state.pods[state.pod_name(int(slot))]
-            if pod.gated and pod.uid not in self._releasing | self._lifted:
-                pods.append(pod)
-        return pods
+        """The pending pods behind our gate that no lifting is under way for, oldest first.
+
+        Only those of our schedulers, where the settings name some.
+        """
+        state, ours = self._state, self._settings.scheduler_names
+        pods = [
+            state.pods[uid]
+            for uid in state.gated
+            if uid not in self._releasing and uid not in self._lifted
+        ]
+        if ours:
+            pods = [pod for pod in pods if pod.scheduler in ours]
+        return sorted(pods, key=lambda pod: (state.view.arrival[state.slots[pod.uid]], pod.name))
+
+    def longest_extra_wait(self) -> float:
+        """Of the gated pods, cluster seconds; 0 where none waits more than it has to."""
+        return max((self.extra_wait.of(uid) for uid in self._state.gated), default=0.0)
 
     def step(self) -> list[Pod]:
         """Decide at the present state; the pods whose gate is to be lifted now, in order."""
         state = self._state
-        now = state.tick()
-        self.decided.intersection_update(state.pods)  # in place: the extender looks at this set
-        self._lifted = {uid for uid in self._lifted if uid in state.pods and state.pods[uid].gated}
+        state.tick()
+        # In place, as the extender looks at this set; an intersection would go through all pods.
+        self.decided.difference_update([uid for uid in self.decided if uid not in state.pods])
+        self._lifted.difference_update([uid for uid in self._lifted if uid not in state.gated])
         gated = self.gated()
-        go = []
-        for pod in list(gated):
-            if now - state.view.arrival[state.slots[pod.uid]] > (
-                self._settings.max_extra_wait_seconds
-            ):
-                gated.remove(pod)
-                go.append(pod)
-                self._release(pod, "overdue")
-        if not gated or not self._fresh():
+        if not self._fresh():
+            return self._give_up(gated) if self._leading() else []
+        self._lost_at, self._answered_at = self._monotonic(), None
+        overdue = self._overdue(gated)
+        if not self._leading():
+            return []
+        for pod, cause in overdue:
+            self._release(pod, cause)
+        go = [pod for pod, _ in overdue]
+        gated = [pod for pod in gated if pod.uid not in self._releasing]
+        if not gated:
             return go
         eligible = np.zeros(len(state.view.kind), np.bool_)
         # A pod behind others' gates too would hold a place that it cannot take.
@@ -103,6 +133,47 @@ class QueueController:
         finally:
             state.view.ready[:] = ready
         return go
+
+    def _overdue(self, gated: list[Pod]) -> list[tuple[Pod, str]]:
+        """The pods that go whatever the policy says, and why; longest extra wait first."""
+        now, waits = self._monotonic(), self.extra_wait
+        if now - self._looked_at >= self._settings.queue_seconds:
+            self._looked_at = now
+            waits.look(gated)
+            known = self._hopeless
+            self._hopeless = {
+                pod.uid: known.get(pod.uid, now) for pod in gated if waits.hopeless(pod.uid)
+            }
+        limit = self._settings.max_extra_wait_seconds
+        late = [pod for pod in gated if waits.of(pod.uid) > limit]
+        late.sort(key=lambda pod: -waits.of(pod.uid))
+        lost = [
+            pod
+            for pod in gated
+            if now - self._hopeless.get(pod.uid, now) >= HOPELESS_SECONDS and pod not in late
+        ]
+        # What a claim asks for is no number that could be held against a node.
+        claiming = [pod for pod in gated if pod.claims and pod.gates == (GATE,)]
+        found = {pod.uid: (pod, "claims") for pod in claiming}
+        found |= {pod.uid: (pod, "hopeless") for pod in lost}
+        return list(({pod.uid: (pod, "overdue") for pod in late} | found).values())
+
+    def _give_up(self, gated: list[Pod]) -> list[Pod]:
+        """The state is not to be trusted: where that lasts, nobody shall wait for us.
+
+        One pod is tried until the API server answers; it may have been away altogether, and the
+        watches need a moment to find that it is back.
+        """
+        now = self._monotonic()
+        if now < self._lost_at or self._releasing:
+            return []
+        if self._answered_at is None:
+            gated = gated[:1]
+        elif now - self._answered_at < RECONNECT_SECONDS:
+            return []
+        for pod in gated:
+            self._release(pod, "state_lost")
+        return gated
 
     def _next(self, eligible: Bools) -> Pod | None:
         state = self._state
@@ -132,7 +203,7 @@ class QueueController:
         self._metrics.released.labels(cause).inc()
 
     async def run(self) -> None:
-        """Never returns; end it by cancelling its task, then call :meth:`lift_all`."""
+        """Never returns; end it by cancelling its task, then call :meth:`close`."""
         while True:
             self.wake.clear()
             for pod in self.step():
@@ -155,8 +226,12 @@ class QueueController:
             for _ in range(TRIES):
                 try:
                     async with self._writes:
+                        if not self._leading():
+                            break
                         await self._lift(pod)
                     self._lifted.add(pod.uid)
+                    if self._answered_at is None:
+                        self._answered_at = self._monotonic()
                     return True
                 except FAILURES as error:
                     self._metrics.lift_failures.inc()
@@ -172,17 +247,8 @@ class QueueController:
             self._releasing.discard(pod.uid)
             self.wake.set()
 
-    async def lift_all(self) -> int:
-        """Lift every gate, on the way out: a cluster without fedsched must not wait for it.
-
-        Returns how many stayed.
-        """
+    async def close(self) -> None:
+        """End the writes that are under way; what they leave is for ``lift_gates``."""
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
-        gated = [pod for pod in self._state.pods.values() if pod.gated]
-        gated = [pod for pod in gated if pod.uid not in self._lifted]
-        for pod in gated:
-            self._release(pod, "shutdown")
-        done = await asyncio.gather(*(self.write(pod) for pod in gated))
-        return done.count(False)

@@ -9,14 +9,23 @@ import uuid
 
 import numpy as np
 
+from agent.arrays import Ints
+from agent.cluster.outcomes import OUTCOMES
 from agent.cluster.state import ClusterState
 from agent.cluster.view import PENDING, RUNNING
-from agent.journal import Decision, Journal, PodEvent, Progress
+from agent.journal import Census, Decision, Journal, PodEvent, Progress, Record
 from agent.scheduling.decision import Choice
 from agent.scheduling.guard import LivePolicy
 from agent.scheduling.metrics import Metrics
 
 log = logging.getLogger(__name__)
+
+
+def _named(numbers: Ints, names: list[str]) -> list[str]:
+    """Names by number; empty for −1 (waiting)."""
+    if numbers[0] >= 0 and (numbers == numbers[0]).all():  # prioritize: one pod throughout
+        return [names[numbers[0]]] * len(numbers)
+    return [names[number] if number >= 0 else "" for number in numbers.tolist()]
 
 
 class Recorder:
@@ -28,7 +37,17 @@ class Recorder:
 
     def event(self, record: PodEvent | Progress) -> None:
         """Append one pod event or progress reading."""
+        if isinstance(record, PodEvent):
+            if record.kind in OUTCOMES:
+                self._metrics.ends.labels(record.kind).inc()
+            elif record.kind == "bound":
+                self._metrics.pending_seconds.observe(record.pending_seconds)
         self._append(record)
+
+    def census(self, state: ClusterState) -> None:
+        """Append which pods there are, once a session: the others ended while none ran."""
+        there = state.life.known() | state.pods.keys()
+        self._append(Census(time=float(state.view.clock[0]), uids=sorted(there)))
 
     def decision(self, verb: str, choice: Choice, state: ClusterState, policy: LivePolicy) -> None:
         """Append one choice, made at the state's present time by the policy in use."""
@@ -42,9 +61,9 @@ class Recorder:
                 time=float(view.clock[0]),
                 verb=verb,
                 policy=policy.version,
-                pods=[state.pod_name(int(slot)) for slot in choice.pods],
-                nodes=[state.node_name(int(row)) for row in choice.nodes],
-                features=np.ascontiguousarray(choice.features, np.float32).tobytes(),
+                pods=_named(choice.pods, state.slots.names),
+                nodes=_named(choice.nodes, state.rows.names),
+                features=choice.features.tobytes(),
                 rule_scores=choice.rule_scores.astype(np.float32).tobytes(),
                 action=choice.action,
                 log_prob=choice.log_prob,
@@ -56,7 +75,7 @@ class Recorder:
             )
         )
 
-    def _append(self, record: Decision | PodEvent | Progress) -> None:
+    def _append(self, record: Record) -> None:
         try:
             self._journal.append(record)
         except OSError as error:

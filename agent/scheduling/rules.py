@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Floats, Ints, inlined, kernel
+from agent.arrays import Floats, Ints, inlined, kernel, lean
 from agent.cluster.view import (
     CPU,
     GPU_GROUPS,
@@ -93,6 +93,10 @@ class Context(NamedTuple):
 
     expected: Floats
     """[K] expected log run time on the kind's fastest type."""
+    run_time: Floats
+    """[K] the same in seconds."""
+    slower: Floats
+    """[K, T] how many times slower than its fastest type a kind is predicted to be on each type."""
     free_in: Floats
     """[T, 4] predicted seconds until a node of the type has 1, 2, 4 or 8 idle GPUs; 0 is now."""
     idle: Floats
@@ -120,7 +124,7 @@ class Effects(NamedTuple):
     """[N] delay caused to the neighbours, s summed."""
 
 
-@kernel
+@inlined
 def expected_log_run_time(view: View, kind: int) -> float:
     """Log run time on the fastest type, shrunk from the kind to its job type and gang size."""
     n = total = 0.0
@@ -131,8 +135,8 @@ def expected_log_run_time(view: View, kind: int) -> float:
     group, job = gpu_group(view.kind_gpus[kind]), view.kind_type[kind]
     by_gpus = (view.history_gpus[group, 1] + 10.0 * mean) / (view.history_gpus[group, 0] + 10.0)
     by_type = (view.history_type[job, 1] + 10.0 * mean) / (view.history_type[job, 0] + 10.0)
-    own = view.history_kind[kind]
-    return (own[1] + 4.0 * (by_gpus + by_type - mean)) / (own[0] + 4.0)
+    count, own = view.history_kind[kind, 0], view.history_kind[kind, 1]
+    return (own + 4.0 * (by_gpus + by_type - mean)) / (count + 4.0)
 
 
 @inlined
@@ -143,12 +147,29 @@ def pod_log_run_time(view: View, context: Context, pod: int) -> float:
 
 
 @inlined
+def pod_run_time(view: View, context: Context, pod: int) -> float:
+    """The exponential of :func:`pod_log_run_time`, s."""
+    size = view.size[pod]
+    return context.run_time[view.kind[pod]] if math.isnan(size) else math.exp(size)
+
+
+@inlined
 def node_slowdown(view: View, pod: int, node: int) -> float:
     """Predicted log slow-down of the node's GPU type; 0 for a pod that asks for no GPU."""
     gpu_type = view.gpu_type[node]
     if gpu_type < 0 or view.kind_gpus[view.kind[pod]] == 0:
         return 0.0
     return view.slowdown[view.kind[pod], gpu_type]
+
+
+@inlined
+def idle_gpus(view: View, node: int) -> int:
+    """How many of the node's GPUs nobody uses."""
+    idle = 0
+    for g in range(GPUS_PER_NODE):
+        if view.gpu_share[node, g] <= 1e-6:
+            idle += 1
+    return idle
 
 
 @kernel
@@ -164,38 +185,43 @@ def remaining_time(mean: float, age: float) -> float:
 def _predict_free(view: View, context: Context) -> None:
     """Fill ``free_in`` from the running pods' expected ends."""
     running, now = view.counts[RUNNING], view.clock[0]
+    free_in = context.free_in
+    free_in[:] = NEVER
+    # Each node's pods with GPUs as a list by time left; a global sort would cost more.
+    nodes = len(view.gpu_type)
+    first, after = np.full(nodes, -1, np.int64), np.empty(running, np.int64)
     left = np.empty(running)
     for i in range(running):
         pod = view.queue[RUNNING, i]
-        mean = math.exp(
-            pod_log_run_time(view, context, pod) + node_slowdown(view, pod, view.node[pod])
-        )
+        n, kind = view.node[pod], view.kind[pod]
+        t = view.gpu_type[n]
+        if t < 0 or view.request[pod, GPUS] + view.request[pod, SHARE] <= 0.0:
+            continue
+        mean = pod_run_time(view, context, pod) * context.slower[kind, t]
         left[i] = remaining_time(mean, now - view.start[pod])
-    free_in = context.free_in
-    free_in[:] = NEVER
-    nodes = len(view.gpu_type)
-    free = np.zeros(nodes)
+        before, behind = -1, first[n]
+        while behind >= 0 and left[behind] <= left[i]:
+            before, behind = behind, after[behind]
+        after[i] = behind
+        if before < 0:
+            first[n] = i
+        else:
+            after[before] = i
     for n in range(nodes):
-        w = view.gpu_type[n]
-        if w < 0 or not view.ready[n]:
+        t = view.gpu_type[n]
+        if t < 0 or not view.ready[n]:
             continue
-        for g in range(int(view.capacity[n, GPUS])):
-            if view.gpu_share[n, g] <= 1e-6:
-                free[n] += 1.0
-        for group in range(GPU_GROUPS):
-            if free[n] >= 1 << group:
-                free_in[w, group] = 0.0
-    for i in np.argsort(left):
-        pod = view.queue[RUNNING, i]
-        n = view.node[pod]
-        w = view.gpu_type[n]
-        if w < 0 or not view.ready[n]:
-            continue
-        share = view.request[pod, SHARE]
-        free[n] += share if share > 0.0 else view.request[pod, GPUS]
-        for group in range(GPU_GROUPS):
-            if free[n] >= (1 << group) - 1e-6 and left[i] < free_in[w, group]:
-                free_in[w, group] = left[i]
+        free, until, i, group = float(idle_gpus(view, n)), 0.0, first[n], 0
+        while True:
+            while group < GPU_GROUPS and free >= (1 << group) - 1e-6:
+                free_in[t, group] = min(free_in[t, group], until)
+                group += 1
+            if i < 0 or group == GPU_GROUPS:
+                break
+            pod = view.queue[RUNNING, i]
+            share = view.request[pod, SHARE]
+            free += share if share > 0.0 else view.request[pod, GPUS]
+            until, i = left[i], after[i]
 
 
 @kernel
@@ -204,6 +230,8 @@ def observe(view: View) -> Context:
     kinds, types = view.slowdown.shape
     context = Context(
         np.empty(kinds),
+        np.empty(kinds),
+        np.empty((kinds, types)),
         np.empty((types, GPU_GROUPS)),
         np.zeros(types),
         np.zeros(types),
@@ -214,24 +242,25 @@ def observe(view: View) -> Context:
     pace = np.zeros(types)
     for k in range(kinds):
         context.expected[k] = expected_log_run_time(view, k)
+        context.run_time[k] = math.exp(context.expected[k])
         w = view.history_kind[k, 0] + 0.01
         weight += w
         mean += w * context.expected[k]
         for t in range(types):
-            pace[t] += w * math.exp(-view.slowdown[k, t])
+            context.slower[k, t] = math.exp(view.slowdown[k, t])
+            pace[t] += w / context.slower[k, t]
     for n in range(len(view.gpu_type)):
         t = view.gpu_type[n]
         if t >= 0 and view.ready[n]:
-            gpus = int(view.capacity[n, GPUS])
-            context.total[t] += gpus
-            for g in range(gpus):
-                if view.gpu_share[n, g] <= 1e-6:
-                    context.idle[t] += 1.0
+            context.total[t] += int(view.capacity[n, GPUS])
+            context.idle[t] += idle_gpus(view, n)
     speed = 0.0
     for t in range(types):
         speed += context.total[t] * pace[t] / max(weight, 1e-9)
     full = Context(
         context.expected,
+        context.run_time,
+        context.slower,
         context.free_in,
         context.idle,
         context.total,
@@ -254,7 +283,7 @@ def new_effects(nodes: int) -> Effects:
     )
 
 
-@kernel
+@lean
 def predict_effects(view: View, context: Context, pod: int, effects: Effects) -> None:
     """Fill ``effects`` for one pod; neighbours matter to pods that share a GPU."""
     base = pod_log_run_time(view, context, pod)
@@ -330,7 +359,7 @@ def node_cost(view: View, rule: Rule, pod: int, node: int, effects: Effects) -> 
     return math.sqrt(spread / parts) + tie
 
 
-@kernel
+@lean
 def wait_cost(
     view: View, context: Context, rule: Rule, pod: int, ahead: float, has_room: Ints
 ) -> float:
@@ -367,13 +396,3 @@ def order_key(view: View, context: Context, rule: Rule, pod: int) -> float:
         return size
     waited = view.clock[0] - view.arrival[pod]
     return size - rule.aging * math.log1p(max(waited, 0.0) / math.exp(size))
-
-
-@kernel
-def idle_gpus(view: View, node: int) -> int:
-    """How many of the node's GPUs nobody uses."""
-    idle = 0
-    for g in range(GPUS_PER_NODE):
-        if view.gpu_share[node, g] <= 1e-6:
-            idle += 1
-    return idle

@@ -6,34 +6,29 @@ through files in the state directory, which are looked at once a second.
 
 import asyncio
 import contextlib
-import fcntl
+import gc
 import json
 import logging
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import aiohttp
 import numpy as np
-from aiohttp import web
 
+from agent.cluster.access import Access
 from agent.cluster.gpus import sheet
 from agent.cluster.records import Node, Pod
 from agent.cluster.state import ClusterState
 from agent.journal import Journal
+from agent.lock import sole
 from agent.scheduling.decision import decide_node, decide_queue, make_policy, seed_kernels
-from agent.scheduling.extender import KEEP_ALIVE_SECONDS
+from agent.scheduling.http_server import listening
 from agent.scheduling.member import Member
 from agent.settings import Settings
 from common.policy import initial_arrays
 from common.weights import write_atomic
 
 log = logging.getLogger(__name__)
-
-
-class StateLockedError(RuntimeError):
-    """Another ``agent serve`` uses the state directory."""
 
 
 def warm_up(rule: str) -> None:
@@ -53,27 +48,15 @@ def warm_up(rule: str) -> None:
     for policy in (make_policy(rule), make_policy(rule, initial_arrays())):
         decide_queue(state.view, policy, eligible)
         decide_node(state.view, policy, state.slots["u2"], np.array([0, 1], np.int64))
-
-
-@contextlib.contextmanager
-def state_lock(folder: Path, name: str) -> Iterator[None]:
-    """Hold the state directory for one process of a kind. Raises StateLockedError."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with (folder / f"{name}.lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            raise StateLockedError(
-                f"another 'agent {name}' uses {folder}; stop it, or give this one a state "
-                "directory of its own (setting 'state')"
-            ) from None
-        yield
+    gc.collect()
+    gc.freeze()  # what is loaded stays, and need not be gone over again while a pod waits
 
 
 async def serve(settings: Settings, ready_file: Path | None = None) -> None:
     """Run until SIGTERM or SIGINT. ``ready_file`` gets pid and port once the port answers.
 
-    Raises StateLockedError, and OSError where the port or the directory cannot be had.
+    Raises LockedError where the state directory is in use, AccessError where there is no way to an
+    API server, and OSError where the port or the directory cannot be had.
     """
     stop = asyncio.Event()
     loop = asyncio.get_running_loop()
@@ -81,29 +64,29 @@ async def serve(settings: Settings, ready_file: Path | None = None) -> None:
         loop.add_signal_handler(number, stop.set)
     warm_up(settings.serve.rule)
     seed_kernels(settings.serve.seed)
-    with state_lock(settings.state, "serve"):
+    access = Access(settings.kubernetes)
+    log.info("API server at %s, by %s", access.url, access.source)
+    with sole(settings.state, "serve"):
         journal = Journal(settings.journal_dir)
         try:
-            async with aiohttp.ClientSession() as session:
-                member = Member(settings, session, journal)
+            async with access.session() as session:
+                member = Member(settings, access, session, journal)
                 member.read_files()
-                runner = web.AppRunner(
-                    member.extender.app(),
-                    access_log=None,
-                    keepalive_timeout=KEEP_ALIVE_SECONDS,
-                    shutdown_timeout=1.0,
-                )
-                await runner.setup()
-                try:
-                    site = web.TCPSite(runner, settings.serve.host, settings.serve.port)
-                    await site.start()
-                    port = int(runner.addresses[0][1])
-                    log.info("extender at http://%s:%d", settings.serve.host, port)
+                async with contextlib.AsyncExitStack() as stack:
+                    ready = {"pid": os.getpid()}
+                    at, routes = settings.serve, member.extender.routes()
+                    ready["port"] = await stack.enter_async_context(
+                        listening(routes, at.host, at.port)
+                    )
+                    if at.health_host:
+                        routes = member.extender.health_routes()
+                        ready["health_port"] = await stack.enter_async_context(
+                            listening(routes, at.health_host, at.health_port)
+                        )
+                    log.info("extender at http://%s:%d", at.host, ready["port"])
                     if ready_file is not None:
-                        ready = {"pid": os.getpid(), "port": port}
                         write_atomic(ready_file, json.dumps(ready).encode())
                     await member.run(stop)
-                finally:
-                    await runner.cleanup()
         finally:
+            access.close()
             journal.close()

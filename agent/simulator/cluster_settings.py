@@ -5,7 +5,7 @@ They name the jobs, the nodes, the pace of the clock and the scheduler's extende
 
 import math
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
@@ -67,6 +67,8 @@ class WorkloadSettings(_Section):
     """Seed of all that is drawn about the jobs."""
     shared: float = Field(default=0.0, ge=0.0, le=1.0)
     """Chance that a small one-GPU job asks for half a GPU instead."""
+    longest: float = Field(default=math.inf, gt=0.0)
+    """Seconds on the fastest GPU to which longer jobs are cut."""
     exceed: float = Field(default=0.01, gt=0.0, lt=1.0)
     """Share of the jobs whose memory use passes their request, for host and GPU memory each."""
 
@@ -76,7 +78,7 @@ class WorkloadSettings(_Section):
         jobs = read_jobs(
             path if path.is_absolute() else trace_file(self.trace), self.virtual_cluster
         )
-        options = Options(shared=self.shared, exceed=self.exceed)
+        options = Options(shared=self.shared, exceed=self.exceed, longest=self.longest)
         if self.arrivals == "trace":
             return window(
                 jobs,
@@ -100,15 +102,15 @@ class WorkloadSettings(_Section):
         )
 
 
-class ClusterSettings(_Section):
-    """One embedded cluster."""
+class LiveSettings(_Section):
+    """One cluster with jobs that live at a pace, whoever its API server is."""
 
     name: str = "embedded"
     """Shown in progress and result."""
     host: str = "127.0.0.1"
-    """Address of its API; it has no authentication, so leave it on loopback."""
+    """Address that it serves HTTP at; it has no authentication, so leave it on loopback."""
     port: int = Field(default=0, ge=0, le=65535)
-    """Port of its API; 0 takes a free one, which the ready file names."""
+    """Port of that; 0 takes a free one, which the ready file names."""
     seed: int = Field(default=0, ge=0)
     """Seed of UIDs, reported progress, telemetry noise and the scheduler's ties."""
     clock_scale: float = Field(default=600.0, gt=0.0)
@@ -122,21 +124,26 @@ class ClusterSettings(_Section):
     """Whether pods come with fedsched's scheduling gate, for an agent to lift."""
     scheduler_name: str = Field(default="default-scheduler", min_length=1)
     """``schedulerName`` of the pods."""
-    extender: ExtenderSettings | None = None
-    """The scheduler's extender; none: its own scores decide."""
     progress_seconds: float = Field(default=900.0, gt=0.0)
     """Cluster seconds between two reports of a running pod's steps/s; a changed rate is reported at
     once."""
     progress_noise: float = Field(default=0.03, ge=0.0, lt=1.0)
     """Standard deviation of the reported rate relative to the true one."""
+    linger_seconds: float = Field(default=0.0, ge=0.0)
+    """Wall seconds that it goes on serving after the last job, for watchers to see its end."""
+    nodes: NodeSettings = NodeSettings()
+    workload: WorkloadSettings = WorkloadSettings()
+
+
+class ClusterSettings(LiveSettings):
+    """One embedded cluster."""
+
+    extender: ExtenderSettings | None = None
+    """The scheduler's extender; none: its own scores decide."""
     history: int = Field(default=8192, ge=16)
     """Changes that a watch may lag behind before it must list again."""
     bookmark_seconds: float = Field(default=10.0, gt=0.0)
     """Wall seconds between two bookmarks of a watch that asked for them."""
-    linger_seconds: float = Field(default=0.0, ge=0.0)
-    """Wall seconds that the API goes on after the last job, for watchers to see its end."""
-    nodes: NodeSettings = NodeSettings()
-    workload: WorkloadSettings = WorkloadSettings()
 
     @model_validator(mode="after")
     def _consistent(self) -> "ClusterSettings":
@@ -147,7 +154,15 @@ class ClusterSettings(_Section):
         return self
 
 
+Live = TypeVar("Live", bound=LiveSettings)
+
+
 def load_settings(path: Path | None = None, **changes: Any) -> ClusterSettings:
+    """An embedded cluster's settings, see :func:`read_settings`."""
+    return read_settings(ClusterSettings, path, **changes)
+
+
+def read_settings(kind: type[Live], path: Path | None = None, **changes: Any) -> Live:
     """The settings in a YAML file (none: the defaults) with ``changes`` over them.
 
     Errors: SettingsError that names the file, the setting and what is allowed.
@@ -165,7 +180,7 @@ def load_settings(path: Path | None = None, **changes: Any) -> ClusterSettings:
         if not isinstance(content, dict) or not all(isinstance(key, str) for key in content):
             raise SettingsError(f"{path} must hold settings as 'name: value' lines")
     try:
-        return ClusterSettings(**{**content, **changes})
+        return kind(**{**content, **changes})
     except ValidationError as error:
         where = str(path) if path is not None else "cluster settings"
         problems = "; ".join(

@@ -11,7 +11,6 @@ import math
 import time
 from collections.abc import Callable
 from contextlib import AsyncExitStack
-from datetime import UTC, datetime
 
 import numpy as np
 
@@ -22,7 +21,9 @@ from agent.simulator.cluster_settings import ClusterSettings
 from agent.simulator.engine import TELEMETRY_S, advance, measure, next_event, place
 from agent.simulator.extender_client import Extender
 from agent.simulator.hardware import load_speeds
+from agent.simulator.job_objects import JobObjects, ProgressReports
 from agent.simulator.kube_scheduler import KubeScheduler, feasible_nodes, plugin_scores
+from agent.simulator.pace import Clock
 from agent.simulator.simulation import (
     ACTIVE,
     DONE,
@@ -33,8 +34,6 @@ from agent.simulator.simulation import (
 )
 from agent.simulator.store import Collection, Json, Store
 
-UNPACED_EPOCH = datetime(2026, 1, 1, tzinfo=UTC).timestamp()
-"""Time stamps count from here where the clock has no pace, so that two runs show the same ones."""
 _LONGEST_NAP = 0.25
 _SHORTEST_NAP = 0.001
 
@@ -55,17 +54,29 @@ class EmbeddedCluster:
     ) -> None:
         """Errors: TraceError and ValueError for jobs or nodes that cannot be had."""
         self.settings = settings
-        self.paced = math.isfinite(settings.clock_scale)
-        self._wall = wall
-        self._speeds = load_speeds()
+        self.clock = Clock(settings.clock_scale, wall)
+        self.paced = self.clock.paced
+        speeds = load_speeds()
         self._mix = settings.nodes.build()
-        workload = settings.workload.build(self._speeds, self._mix)
-        self._workload = workload
-        self.sim = new_simulation(workload, self._mix, self._speeds, seed=settings.seed)
-        self.jobs = [f"job-{slot:05d}" for slot in range(len(workload))]
-        self._labels = manifest.label_values(self._speeds.job_types)
+        workload = settings.workload.build(speeds, self._mix)
+        self.sim = new_simulation(workload, self._mix, speeds, seed=settings.seed)
+        self._objects = JobObjects(
+            workload,
+            self._mix,
+            speeds,
+            self.clock.stamp,
+            scheduler=settings.scheduler_name,
+            gated=settings.gated,
+            seed=settings.seed,
+        )
+        self.jobs = self._objects.jobs
         progress_seed, ties_seed = np.random.SeedSequence(settings.seed).spawn(2)
-        self._noise = np.random.default_rng(progress_seed)
+        self._progress = ProgressReports(
+            self.sim,
+            seconds=settings.progress_seconds,
+            noise=settings.progress_noise,
+            rng=np.random.default_rng(progress_seed),
+        )
         self.store = Store()
         self.nodes = Collection(self.store, "Node", history=settings.history)
         self.pods = Collection(self.store, "Pod", history=settings.history)
@@ -73,11 +84,7 @@ class EmbeddedCluster:
         self._slots: dict[str, int] = {}
         self._gated: set[int] = set()
         self._state = self.sim.state.copy()
-        self._rate = self.sim.rate.copy()
-        self._reported = np.zeros(len(workload))
         self._bound = np.full(len(workload), -1, np.int64)
-        self._anchor = wall() if self.paced else UNPACED_EPOCH
-        self._started = asyncio.Event()
         self._work, self._moved = asyncio.Event(), asyncio.Event()
         self.extender = Extender(settings.extender, monotonic) if settings.extender else None
         self.scheduler = KubeScheduler(
@@ -107,24 +114,18 @@ class EmbeddedCluster:
 
     def start(self) -> None:
         """Let the clock go, where it waited for that."""
-        if not self._started.is_set():
-            self._anchor = self._wall() if self.paced else UNPACED_EPOCH
-            self._started.set()
+        self.clock.start()
 
     def now(self) -> float:
         """Cluster seconds since the start; where the clock has no pace, the engine's own."""
         reached = float(self.sim.cluster.clock[0])
-        if not self.paced or not self._started.is_set() or self.over:
+        if self.over:
             return reached
-        passed = (self._wall() - self._anchor) * self.settings.clock_scale
-        return max(min(passed, self.settings.until), reached)
+        return max(min(self.clock.passed(), self.settings.until), reached)
 
-    def _stamp(self, seconds: float | None = None) -> str:
-        """The API server's time at a moment of the cluster's clock (default: the engine's now)."""
-        at = float(self.sim.cluster.clock[0]) if seconds is None else seconds
-        return manifest.timestamp(
-            self._anchor + (at / self.settings.clock_scale if self.paced else at)
-        )
+    def _stamp(self) -> str:
+        """The API server's time at the engine's now."""
+        return self.clock.stamp(float(self.sim.cluster.clock[0]))
 
     @property
     def over(self) -> bool:
@@ -140,7 +141,7 @@ class EmbeddedCluster:
                 await stack.enter_async_context(self.extender)
             if not self.settings.wait_for_start:
                 self.start()
-            await self._started.wait()
+            await self.clock.started.wait()
             if not self.paced:
                 await self._run_unpaced()
                 return
@@ -215,15 +216,10 @@ class EmbeddedCluster:
                 self._begin(slot)
         if len(changed):
             self._state = sim.state.copy()
-        now = float(sim.cluster.clock[0])
-        due = (sim.rate != self._rate) | (now - self._reported >= self.settings.progress_seconds)
-        for slot in np.flatnonzero(due & (sim.state == ACTIVE)).tolist():
-            noise = 1.0 + self.settings.progress_noise * float(self._noise.standard_normal())
+        for slot, rate in self._progress.due(sim):
             pod = self.pods.objects[self._keys[slot]]
-            manifest.progress(pod, float(sim.rate[slot]) * max(noise, 0.01))
+            manifest.progress(pod, rate)
             self.pods.put(self._keys[slot], pod)
-            self._reported[slot] = now
-        self._rate = sim.rate.copy()
         if room:
             self.scheduler.queue.event()
             self._work.set()
@@ -240,46 +236,15 @@ class EmbeddedCluster:
         report.summary(sim)
 
     def _create_nodes(self) -> None:
-        mix = self._mix
-        for row, name in enumerate(mix.names):
-            gpu_type = int(mix.gpu_type[row])
-            node = manifest.node(
-                name,
-                capacity=mix.capacity[row],
-                gpu_type=self._speeds.gpu_types[gpu_type] if gpu_type >= 0 else "",
-                gpu_memory=float(mix.gpu_memory[row]),
-                seed=self.settings.seed,
-                created=self._stamp(),
-            )
-            self.nodes.put(name, node)
+        for row, name in enumerate(self._mix.names):
+            self.nodes.put(name, self._objects.node(row))
 
     def _create_pod(self, slot: int) -> None:
         """The job's controller makes a pod: the first, or one in the place of a killed one."""
-        w, view = self._workload, self.sim.cluster
-        attempt = int(self.sim.attempts[slot])
-        name = f"{self.jobs[slot]}-{attempt}" if attempt else self.jobs[slot]
-        job = int(self._speeds.kind_type[w.kind[slot]]) if w.kind[slot] >= 0 else -1
-        mask, types = int(w.allowed[slot]), self._speeds.gpu_types
-        products = [manifest.GPU_PRODUCTS[t] for i, t in enumerate(types) if mask >> i & 1]
-        deadline = float(w.deadline[slot])
-        pod = manifest.pod(
-            name,
-            job=self.jobs[slot],
-            job_type=self._speeds.job_types[job] if job >= 0 else "",
-            job_label=self._labels[job] if job >= 0 else "",
-            cpu=float(w.cpu[slot]),
-            memory=float(w.memory[slot]),
-            gpus=int(w.gpus[slot]),
-            share=float(w.share[slot]),
-            gpu_memory=float(w.gpu_memory[slot]),
-            models=products if len(products) < len(types) else (),
-            deadline=self._stamp(deadline) if math.isfinite(deadline) else "",
-            scheduler=self.settings.scheduler_name,
-            gated=self.settings.gated,
-            seed=self.settings.seed,
-            created=self._stamp(view.arrival[slot] if attempt == 0 else None),
-        )
-        self._keys[slot] = f"{manifest.NAMESPACE}/{name}"
+        view, attempt = self.sim.cluster, int(self.sim.attempts[slot])
+        created = float(view.clock[0] if attempt else view.arrival[slot])
+        pod = self._objects.pod(slot, attempt, created)
+        self._keys[slot] = f"{manifest.NAMESPACE}/{pod['metadata']['name']}"
         self._slots[self._keys[slot]] = slot
         self.pods.put(self._keys[slot], pod)
         if self.settings.gated:
@@ -337,7 +302,7 @@ class EmbeddedCluster:
 
     def _refresh(self) -> None:
         """What is shown is of this moment, not of the pacer's last look."""
-        if self.paced and self._started.is_set():
+        if self.paced and self.clock.started.is_set():
             self._catch_up()
 
     def _node_metrics(self) -> list[Json]:
@@ -358,7 +323,7 @@ class EmbeddedCluster:
         self._refresh()
         return {
             "name": self.settings.name,
-            "started": self._started.is_set(),
+            "started": self.clock.started.is_set(),
             "over": self.over,
             "gated": len(self._gated),
             **report.summary(self.sim),

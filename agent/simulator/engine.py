@@ -185,6 +185,17 @@ def _kill(sim: Simulation, pod: int) -> None:
 
 
 @kernel
+def withdraw(sim: Simulation, pod: int) -> None:
+    """Take a running pod away from outside the model: deleted, or its node gone.
+
+    It waits again and begins anew from its first step; no OOM kill is counted.
+    """
+    _leave(sim, pod)
+    sim.state[pod] = WAITING
+    enqueue(sim.cluster, pod)
+
+
+@kernel
 def measure(sim: Simulation) -> None:
     """Write every node's measured use into the view, as its telemetry would show it."""
     view = sim.cluster

@@ -47,6 +47,9 @@ class Options:
     """The share of jobs with a deadline."""
     slack: tuple[float, float] = (1.5, 5.0)
     """A deadline is the arrival plus so many run times on the fastest type, drawn evenly."""
+    longest: float = np.inf
+    """Seconds on the fastest GPU type to which longer jobs are cut, so that a run that is lived
+    through comes to an end."""
     cpu_only: bool = False
     """Keep jobs without GPUs (kind -1, one step per second on every node)."""
 
@@ -54,6 +57,8 @@ class Options:
         """Refuses what would give a workload that looks right and is not."""
         if self.max_gpus < 1:
             raise ValueError(f"max_gpus must be at least 1, got {self.max_gpus}")
+        if not self.longest > 0:
+            raise ValueError(f"longest is a run time above 0 s, got {self.longest}")
         for name in ("shared", "deadlines"):
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} is a share from 0 to 1, got {getattr(self, name)}")
@@ -179,6 +184,8 @@ def prepare(
         deadline=np.full(count, np.inf),
         allowed=_allowed(jobs),
     )
+    fits_in = options.longest / np.maximum(fastest_s(made, speeds), 1e-9)
+    made = replace(made, steps=steps * np.minimum(fits_in, 1.0))
     slack = jobs.deadline_s - jobs.arrival_s
     drawn = np.random.default_rng([seed, _DEADLINE])
     chosen = drawn.random(count) < options.deadlines

@@ -11,7 +11,6 @@ from rich.table import Table
 from rich.text import Text
 
 from examples.laptop.federation import Federation
-from examples.laptop.members import MEMBERS
 
 LINE_SECONDS = 15.0
 
@@ -61,7 +60,7 @@ class Display:
             "learning\nrounds", "policy", "OOM kills",
         ):  # fmt: skip
             table.add_column(column, justify="right", no_wrap=True)
-        for member in MEMBERS:
+        for member in self._federation.members:
             table.add_row(*self._row(member.name, found))
         elapsed = time.monotonic() - self._began
         bar = ProgressBar(total=self._seconds, completed=min(elapsed, self._seconds), width=50)
@@ -103,7 +102,7 @@ class Display:
 
     def _said(self, found: dict[str, Any]) -> str:
         parts = []
-        for member in MEMBERS:
+        for member in self._federation.members:
             row = self._row(member.name, found)
             parts.append(f"{row[0]} {row[1]} placed, {row[4]} to LeastAllocated, policy {row[7]}")
         elapsed = time.monotonic() - self._began

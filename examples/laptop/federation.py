@@ -9,6 +9,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +22,7 @@ from agent.simulator.runs import Result, simulate
 from agent.simulator.simulation import new_simulation
 from agent.simulator.workloads import Workload
 from examples.laptop.members import MEMBERS, Member, clock_scale, horizon
-from examples.laptop.processes import DemoError, Supervisor, check_free, free_ports
+from examples.processes import ExampleError, Process, Supervisor, check_free, fedsched, free_ports
 
 LEAST_ROUNDS = 10
 CURVE = "reward"
@@ -37,29 +38,42 @@ def fetch(url: str, *, post: bool = False) -> Any:
         return None
 
 
+@dataclass(frozen=True)
+class Options:
+    """What a demo was asked for, by the names and meanings of its command line."""
+
+    seconds: float
+    jobs: int
+    algorithm: str
+    output: Path
+    json_file: Path | None
+    dashboard_port: int
+    rounds: int
+    windows: int
+
+
 class Federation:
     """Everything that the demo runs. ``run`` is the folder of this run's logs and states."""
+
+    members: tuple[Member, ...] = MEMBERS
+    learners_prefix: tuple[str, ...] = ()
+    """What learners are started by."""
 
     def __init__(
         self,
         supervisor: Supervisor,
         run: Path,
         speeds: SpeedTable,
-        seconds: float,
-        jobs: int,
-        algorithm: str,
-        dashboard_port: int,
-        least_rounds: int = LEAST_ROUNDS,
+        options: Options,
     ) -> None:
-        self.least_rounds = least_rounds
         self.supervisor, self.run, self.speeds = supervisor, run, speeds
-        self.algorithm = algorithm
-        if dashboard_port:
-            check_free(dashboard_port)
-        ports = free_ports(2 + len(MEMBERS))
+        self.least_rounds, self.algorithm = options.rounds, options.algorithm
+        if options.dashboard_port:
+            check_free(options.dashboard_port)
+        ports = free_ports(2 + len(self.members))
         self.link_port = ports[0]
-        self.dashboard_port = dashboard_port or ports[1]
-        self.serve_ports = dict(zip((m.name for m in MEMBERS), ports[2:], strict=True))
+        self.dashboard_port = options.dashboard_port or ports[1]
+        self.serve_ports = dict(zip((m.name for m in self.members), ports[2:], strict=True))
         self.dashboard = f"http://127.0.0.1:{self.dashboard_port}"
         self.clusters: dict[str, str] = {}
         """URL of each member's cluster."""
@@ -68,17 +82,18 @@ class Federation:
         """LeastAllocated on the same jobs, run beforehand."""
         self.scales: dict[str, float] = {}
         self._last: dict[str, Any] = {}
-        for member in MEMBERS:
-            workload = member.played(jobs, speeds)
+        for member in self.members:
+            workload = member.played(options.jobs, speeds)
             self.played[member.name] = workload
             self.baseline[member.name] = simulate(
                 new_simulation(workload, member.mix(), speeds),
                 make_policy("least-allocated"),
                 until=horizon(workload),
             )
-            self.scales[member.name] = clock_scale(workload, seconds)
+            self.scales[member.name] = clock_scale(workload, options.seconds)
 
-    def _write(self, name: str, content: dict[str, Any]) -> str:
+    def write(self, name: str, content: dict[str, Any]) -> str:
+        """Write a settings file of this run; its path."""
         path = self.run / name
         path.write_text(yaml.safe_dump(content))
         return str(path)
@@ -88,7 +103,7 @@ class Federation:
 
     def start(self, say: Callable[[str], None]) -> None:
         """Start everything and set the clusters' clocks going."""
-        hub = self._write(
+        hub = self.write(
             "hub.yaml",
             {
                 "state_dir": str(self.run / "hub"),
@@ -99,17 +114,20 @@ class Federation:
             },
         )
         self._once("init", ["coordinator", "init", "--config", hub])
-        for member in MEMBERS:
+        for member in self.members:
             bundle = str(self.run / f"{member.name}-bundle")
             self._once(
                 f"enroll {member.name}",
                 ["coordinator", "enroll", member.name, "--out", bundle, "--config", hub],
             )
         ready = self.run / "hub.ready"
-        arguments = ["coordinator", "serve", "--config", hub, "--ready-file", str(ready)]
-        waiting = [(self.supervisor.start("hub", arguments, self._log("hub")), ready)]
-        for member in MEMBERS:
-            waiting += self._start_member(member)
+        command = fedsched("coordinator", "serve", "--config", hub, "--ready-file", str(ready))
+        waiting = [(self.supervisor.start("hub", command, self._log("hub")), ready)]
+        found = {}
+        for member in self.members:
+            self.clusters[member.name], found[member.name] = self.start_cluster(member)
+        for member in self.members:
+            waiting += self._start_agents(member, found[member.name])
         for process, ready in waiting:
             self.supervisor.wait_for(process, ready)
         say("All processes are up; the clusters' clocks start.")
@@ -117,43 +135,57 @@ class Federation:
             fetch(f"{url}/fedsched/start", post=True)
 
     def _once(self, name: str, arguments: list[str]) -> None:
-        process = self.supervisor.start(name, arguments, self._log("setup"), restart=False)
+        process = self.supervisor.start(
+            name, fedsched(*arguments), self._log("setup"), restart=False
+        )
         assert process.popen is not None
         if process.popen.wait(60.0):
-            raise DemoError(f"{name} failed:\n{process.last_words()}")
+            raise ExampleError(f"{name} failed:\n{process.last_words()}")
         self.supervisor.processes.remove(process)
 
-    def _start_member(self, member: Member) -> list[tuple[Any, Path]]:
-        name, port, scale = member.name, self.serve_ports[member.name], self.scales[member.name]
-        config = self._write(
+    def start_cluster(self, member: Member) -> tuple[str, dict[str, Any]]:
+        """Start a member's cluster, its clock still standing.
+
+        Returns the URL at which it tells its progress, and the agent's settings that lead to it.
+        """
+        name, port = member.name, self.serve_ports[member.name]
+        config = self.write(
             f"{name}-cluster.yaml",
-            member.cluster_settings(self.played[name], scale, f"http://127.0.0.1:{port}"),
+            member.cluster_settings(
+                self.played[name], self.scales[name], f"http://127.0.0.1:{port}"
+            ),
         )
         ready = self.run / f"{name}-cluster.ready"
         cluster = self.supervisor.start(
             f"{name} cluster",
-            ["agent", "simulate-cluster", "--config", config, "--ready-file", str(ready),
-             "--result", str(self.run / f"{name}-result.json")],
+            fedsched("agent", "simulate-cluster", "--config", config, "--ready-file", str(ready),
+                     "--result", str(self.run / f"{name}-result.json")),
             self._log(f"{name}-cluster"),
             restart=False,
         )  # fmt: skip
-        api = str(self.supervisor.wait_for(cluster, ready)["url"])
-        self.clusters[name] = api
+        url = str(self.supervisor.wait_for(cluster, ready)["url"])
+        return url, {
+            "kubernetes": {"api_url": url},
+            "serve": {"stale_seconds": 30.0},
+            "telemetry": {"seconds": 2.0},
+        }
+
+    def _start_agents(self, member: Member, cluster: dict[str, Any]) -> list[tuple[Process, Path]]:
+        name, port, scale = member.name, self.serve_ports[member.name], self.scales[member.name]
         started = []
         state = self.run / name
         alone = self.run / f"{name}-alone"
         alone.mkdir()
         (alone / "nodes.json").symlink_to(Path("..") / name / "nodes.json")
-        common: dict[str, Any] = {"port": port, "api": api, "algorithm": self.algorithm}
-        settings = {
-            "": member.agent_settings(
-                state, scale, bundle=self.run / f"{name}-bundle", **common
-            ),
-            "-alone": member.agent_settings(alone, scale, bundle=None, **common),
-        }  # fmt: skip
+        common: dict[str, Any] = {"port": port, "algorithm": self.algorithm, "cluster": cluster}
+        bundle = self.run / f"{name}-bundle"
         configs = {
-            suffix: self._write(f"{name}{suffix}.yaml", content)
-            for suffix, content in settings.items()
+            "": self.write(
+                f"{name}.yaml", member.agent_settings(state, scale, bundle=bundle, **common)
+            ),
+            "-alone": self.write(
+                f"{name}-alone.yaml", member.agent_settings(alone, scale, bundle=None, **common)
+            ),
         }
         commands = {
             "serve": ["serve", "--config", configs[""]],
@@ -166,11 +198,18 @@ class Federation:
             ready = self.run / f"{name}-{role}.ready"
             process = self.supervisor.start(
                 f"{name} {role}",
-                ["agent", *arguments, "--ready-file", str(ready)],
+                [
+                    *(self.learners_prefix if role.startswith("learn") else ()),
+                    *fedsched("agent", *arguments, "--ready-file", str(ready)),
+                ],
                 self._log(f"{name}-{role}"),
             )
             started.append((process, ready))
         return started
+
+    def watch(self) -> None:
+        """Bring back what died."""
+        self.supervisor.watch()
 
     def poll(self) -> dict[str, Any]:
         """What everybody tells now; a process that is away keeps its last word."""
@@ -188,7 +227,7 @@ class Federation:
     @property
     def over(self) -> bool:
         """Whether all clusters are done and the federation had its rounds (or one more minute)."""
-        if not all(self._last.get(m.name, {}).get("over") for m in MEMBERS):
+        if not all(self._last.get(m.name, {}).get("over") for m in self.members):
             return False
         if self.finished_rounds() >= self.least_rounds:
             return True
@@ -223,14 +262,21 @@ class Federation:
         """
         last = self.poll()
         curves = {}
-        for member in MEMBERS:
+        for member in self.members:
             url = f"{self.dashboard}/api/v1/members/{member.name}/metrics?name={CURVE}&limit=2000"
             curves[member.name] = (fetch(url) or {}).get("points", [])
         rounds = sorted(self._rounds(), key=lambda r: int(r["number"]))
         live = {
             m.name: last[m.name]
-            | {"baseline_mean_seconds": float(np.mean(self.baseline[m.name].completion))}
-            for m in MEMBERS
+            | {
+                "baseline_mean_seconds": float(np.mean(self.baseline[m.name].completion)),
+                "clock_scale": self.scales[m.name],
+            }
+            for m in self.members
         }
-        self.supervisor.stop()
+        self.close()
         return live, rounds, curves
+
+    def close(self) -> None:
+        """End all processes."""
+        self.supervisor.stop()

@@ -100,11 +100,14 @@ class Member:
         scale: float,
         *,
         port: int,
-        api: str,
+        cluster: dict[str, Any],
         bundle: Path | None,
         algorithm: str,
     ) -> dict[str, Any]:
-        """Settings of ``fedsched agent serve`` and ``learn``, paced for a run of minutes."""
+        """Settings of ``fedsched agent serve`` and ``learn``, paced for a run of minutes.
+
+        cluster: sections, of ``serve`` a part, on how the agent sees its cluster.
+        """
         learn: dict[str, Any] = {
             "algorithm": algorithm,
             "min_batch": 16,
@@ -126,14 +129,13 @@ class Member:
         return {
             "state": str(state),
             "clock_scale": scale,
+            **cluster,
             "serve": {
                 "port": port,
-                "api_url": api,
                 "temperature": 0.03,
-                "stale_seconds": 30.0,
-                "telemetry_seconds": 2.0,
                 "queue_seconds": 0.25,
                 "max_extra_wait_seconds": 30 * 86400.0,
+                **cluster.get("serve", {}),
             },
             "learn": learn,
         }

@@ -94,13 +94,15 @@ def live_table(outcome: Outcome) -> Table:
         title="The live clusters, jobs placed by the agents through kube-scheduler's protocol",
     )
     table.add_column("member")
+    real = all("kube_scheduler" in live for live in outcome.live.values())
     for column in (
-        "jobs", "mean, h", "LeastAllocated\nsame jobs, h", "unfin-\nished", "OOM\nkills",
-        "answers", "no answer", "p50 ms", "p99 ms",
+        "jobs", "mean, h", "same jobs,\nLeast-\nAllocated, h", "unfin-\nished", "OOM\nkills",
+        "answers", "no answer", "prioritize\np50 ms", "p99 ms",
+        *(("attempt\np50 ms", "p99 ms", "pods/s") if real else ()),
     ):  # fmt: skip
         table.add_column(column, justify="right")
     for member, live in outcome.live.items():
-        extender = live["extender"]
+        extender, scheduler = live["extender"], live.get("kube_scheduler", {})
         table.add_row(
             member,
             str(live["jobs"]),
@@ -110,14 +112,23 @@ def live_table(outcome: Outcome) -> Table:
             str(live["oom_kills"]),
             str(sum(extender["calls"].values())),
             str(sum(extender["failures"].values())),
-            "–"
-            if extender["prioritize_p50_ms"] is None
-            else f"{extender['prioritize_p50_ms']:.1f}",
-            "–"
-            if extender["prioritize_p99_ms"] is None
-            else f"{extender['prioritize_p99_ms']:.1f}",
+            _figure(extender["prioritize_p50_ms"]),
+            _figure(extender["prioritize_p99_ms"]),
+            *(_figure(figure) for figure in scheduler.values()),
+        )
+    if real:
+        hours = max(live["clock_scale"] for live in outcome.live.values()) / 3600
+        table.caption = (
+            f"A second is up to {hours:.1f} h of a cluster's time, so what scheduling takes "
+            "counts; LeastAllocated is simulated without it.\n"
+            "attempt: kube-scheduler's whole attempt at a pod, the agent's answer in it.\n"
+            "pods/s: many pods that wait at once, scheduled with the agent asked for each."
         )
     return table
+
+
+def _figure(value: float | None) -> str:
+    return "–" if value is None else f"{value:.1f}"
 
 
 def verdict(outcome: Outcome) -> list[str]:

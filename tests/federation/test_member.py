@@ -1,11 +1,8 @@
 """The member's end: when it uploads, what it remembers, how it comes back."""
 
-import random
-
 import numpy as np
 import pytest
 
-from agent.federation import Backoff
 from agent.uploads import FILE, UploadPolicy, UploadState, read_state, write_state
 from common.weights import load
 from tests.federation.support import DummyLearner, RawMember, member, net, until, update
@@ -135,19 +132,6 @@ def test_learner_that_lost_its_count_begins_a_new_one():
     assert state.counter != 1
 
 
-def test_waiting_times_double_up_to_the_cap_with_jitter():
-    backoff = Backoff(1.0, random.Random(0))
-    waits = [backoff.next() for _ in range(8)]
-    for wait, full in zip(waits, [1, 2, 4, 8, 16, 30, 30, 30], strict=True):
-        assert full / 2 <= wait <= full
-    assert (
-        len({wait / full for wait, full in zip(waits, [1, 2, 4, 8, 16, 30, 30, 30], strict=True)})
-        > 1
-    )
-    backoff.reset()
-    assert backoff.next() <= 1.0
-
-
 def test_refused_member_learns_the_reason_and_keeps_trying(make_hub, closing, tmp_path):
     hub = make_hub()
     bundle = hub.bundle("alpha")
@@ -200,3 +184,29 @@ def test_policy_that_the_learner_keeps_out_is_not_installed(make_hub, closing, t
     until(lambda: read_state(tmp_path / "alpha", 0).accepted_pods == 11, "the upload is settled")
     np.testing.assert_array_equal(learner.local().arrays["layer.bias"], [1.0, 1.0])
     assert read_state(tmp_path / "alpha", 0).residual is None
+
+
+def test_a_replica_that_does_not_lead_has_no_link(make_hub, closing, tmp_path):
+    hub = make_hub(max_rounds=1)
+    leads, looks = [False], [0]
+
+    def active():
+        looks[0] += 1
+        return leads[0]
+
+    learner = DummyLearner()
+    link = closing(member(hub.bundle("alpha"), learner, tmp_path / "alpha", active=active))
+    link.start()
+    until(lambda: looks[0] > 5, "it was asked several times")
+    assert not link.connected
+    assert learner.anchor is None
+    leads[0] = True
+    until(lambda: learner.anchor is not None, "it takes part")
+    leads[0] = False
+    until(lambda: link.last_error == "another replica leads", "it has left")
+    learner.step(pods=5)
+    until(lambda: looks[0] > 20, "it was asked again")
+    assert not link.connected
+    assert hub.registry.updates() == []
+    leads[0] = True
+    hub.wait_round(1)

@@ -25,15 +25,17 @@ WAIT = 150.0
 
 
 class Demo:
-    """One run of the demo's command. A context manager that leaves no process behind."""
+    """One run of a demo's command. A context manager that leaves no process behind."""
 
-    def __init__(self, out: Path, *arguments: str) -> None:
+    def __init__(
+        self, out: Path, *arguments: str, command: tuple[str, ...] = ("examples.laptop",)
+    ) -> None:
         self.out = out
         out.mkdir(parents=True)
         self.log = out / "demo.log"
         with self.log.open("wb") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "examples.laptop", "--out", str(out), *arguments],
+                [sys.executable, "-m", *command, "--out", str(out), *arguments],
                 cwd=ROOT,
                 env=os.environ | {"OMP_NUM_THREADS": "1", "COLUMNS": "120"},
                 stdin=subprocess.DEVNULL,
@@ -67,9 +69,9 @@ class Demo:
         (found,) = self.out.glob("run-*")
         return found
 
-    def until(self, condition: Callable[[], Any], what: str) -> Any:
+    def until(self, condition: Callable[[], Any], what: str, seconds: float = WAIT) -> Any:
         """Wait for a condition, taking note of how everybody stands meanwhile."""
-        end = time.monotonic() + WAIT
+        end = time.monotonic() + seconds
         while time.monotonic() < end:
             if value := condition():
                 return value

@@ -12,9 +12,9 @@ import pytest
 from typer.testing import CliRunner, Result
 
 from agent.simulator.traces import trace_file
-from examples.laptop.__main__ import app, stoppable
+from examples.laptop.__main__ import app
 from examples.laptop.members import HELD_OUT_FROM, MEMBERS
-from examples.laptop.processes import Process, StoppedError, Supervisor
+from examples.processes import Process, StoppedError, Supervisor, fedsched, stoppable
 
 
 def run(*arguments: object) -> Result:
@@ -165,7 +165,7 @@ def test_supervisor_says_why_a_process_ended_before_it_starts_it_again(tmp_path:
     supervisor = Supervisor(say=heard.append)
     missing = tmp_path / "missing.yaml"
     process = supervisor.start(
-        "hub", ["coordinator", "serve", "--config", str(missing)], tmp_path / "log"
+        "hub", fedsched("coordinator", "serve", "--config", str(missing)), tmp_path / "log"
     )
     try:
         assert process.popen is not None

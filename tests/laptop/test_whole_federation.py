@@ -19,10 +19,10 @@ from agent.learning.store import FATES, Store
 from coordinator.registry import Registry
 from examples.laptop.evaluation import ARMS
 from examples.laptop.federation import CURVE
-from examples.laptop.processes import Supervisor
+from examples.processes import Supervisor, fedsched
 from tests.laptop.support import NAMES, Demo, alive, failures
 
-pytestmark = pytest.mark.timeout(600)  # only bounds a hanging run; one takes about a minute
+pytestmark = pytest.mark.timeout(900)  # only bounds a hanging run; one takes about a minute
 
 ROUNDS = 3
 HUB = "coordinator serve"
@@ -42,7 +42,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
         *("--rounds", str(ROUNDS), "--windows", "2"),
     )
     with Demo(out, *arguments) as demo:
-        demo.until(lambda: "Dashboard:" in demo.said(), "everything is up")
+        demo.until(lambda: "Dashboard:" in demo.said(), "everything is up", 400.0)
         _kill_serving(demo)
         demo.until(lambda: demo.learned(), "somebody learns")
         _kill_hub(demo)
@@ -108,7 +108,7 @@ def drained(demo: Demo) -> Demo:
     (run / "hub.ready").unlink()
     try:
         for name, arguments in commands.items():
-            supervisor.start(name, arguments, run / "again.log")
+            supervisor.start(name, fedsched(*arguments), run / "again.log")
 
         def settled() -> bool:
             members = demo.members()

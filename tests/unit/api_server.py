@@ -89,7 +89,12 @@ class ApiServer:
         self.patches.append(
             (request.path, request.headers["Content-Type"], json.loads(await request.read()))
         )
-        return web.json_response({}, status=self.patch_status.pop(0) if self.patch_status else 200)
+        status = self.patch_status.pop(0) if self.patch_status else 200
+        if status == 200:
+            for pod in self.objects["pods"]:
+                if pod["metadata"]["name"] == request.match_info["name"]:
+                    pod["spec"]["schedulingGates"] = []
+        return web.json_response({}, status=status)
 
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["ApiServer"]:

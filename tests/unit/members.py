@@ -40,7 +40,7 @@ class Member:
     """State, policy, extender and queue with clocks to turn; the cluster's clock is the wall's."""
 
     def __init__(self, folder: Path, **settings: Any) -> None:
-        self.now, self.spent, self.alive = 1000.0, 0.0, True
+        self.now, self.spent, self.alive, self.leads = 1000.0, 0.0, True, True
         self.folder = folder
         self.settings = ServeSettings(**settings)
         self.metrics = Metrics()
@@ -54,7 +54,8 @@ class Member:
         self.lift: Callable[[Pod], Awaitable[None]] = self._lift
         self.queue = QueueController(
             self.state, self.policy, recorder, lambda pod: self.lift(pod), self.settings,
-            self.metrics, fresh=lambda: self.alive, rng=random.Random(0), sleep=no_sleep,
+            self.metrics, fresh=lambda: self.alive, leading=lambda: self.leads,
+            monotonic=lambda: self.now, rng=random.Random(0), sleep=no_sleep,
         )  # fmt: skip
         self.extender = Extender(
             self.state, self.policy, recorder, self.settings, self.metrics,

@@ -225,7 +225,7 @@ def test_a_node_that_is_full_by_our_figures_gets_no_point() -> None:
     bind(view, 1, 1)
     choice = decide_node(view, make_policy("hrrn-eft"), 0, np.array([0, 1]))
     assert choice.rule_scores[1] == LOWEST_SCORE
-    assert extender_scores(choice) == [10, 0]
+    assert extender_scores(choice).tolist() == [10, 0]
 
 
 def test_scores_are_integers_from_0_to_10_with_the_action_alone_on_top() -> None:
@@ -239,6 +239,6 @@ def test_scores_are_integers_from_0_to_10_with_the_action_alone_on_top() -> None
         action=0,
         log_prob=0.0,
     )
-    points = extender_scores(choice)
+    points = extender_scores(choice).tolist()
     assert points == [10, 8, 4, 0]
     assert all(type(point) is int for point in points)

@@ -19,7 +19,7 @@ from coordinator.settings import CoordinatorSettings, load_settings
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCUMENTS = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
-PACKAGES = ("agent", "common", "coordinator", "examples/laptop")
+PACKAGES = ("agent", "common", "coordinator", "examples")
 MODULES = sorted(
     path
     for package in PACKAGES
@@ -75,13 +75,21 @@ def check_fedsched(words: list[str]) -> None:
 
 
 def check_make(words: list[str]) -> None:
-    from examples.laptop.__main__ import app
+    from examples.lab.__main__ import app as lab
+    from examples.laptop.__main__ import app as laptop
 
-    targets = re.findall(r"^([a-z]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
+    made = typer.main.get_command(lab)
+    assert isinstance(made, click.Group)
+    takes_arguments = {
+        "demo": typer.main.get_command(laptop),
+        "demo-kubernetes": made.commands["demo"],
+        "lab": made.commands["up"],
+    }
+    targets = re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for word in words[1:]:
-        if word.startswith("ARGS=") and "demo" in words:
+        if word.startswith("ARGS=") and words[1] in takes_arguments:
             arguments = shlex.split(word.removeprefix("ARGS="))
-            check_options(typer.main.get_command(app), arguments, shlex.join(words))
+            check_options(takes_arguments[words[1]], arguments, shlex.join(words))
         elif "=" not in word:
             assert word in targets, f"the Makefile has no target {word!r}"
 
@@ -109,6 +117,8 @@ def test_commands_are_found_in_blocks_and_in_code_spans_and_checked() -> None:
         check_make(["make", "dance"])
     with pytest.raises(AssertionError, match="no option --nope"):
         check_make(["make", "demo", "ARGS=--nope 1"])
+    with pytest.raises(AssertionError, match="no option --nope"):
+        check_make(["make", "demo-kubernetes", "ARGS=--nope 1"])
 
 
 def test_the_readme_gives_the_two_commands() -> None:
@@ -171,7 +181,7 @@ def test_the_architecture_names_every_module_and_no_other() -> None:
 def _place(name: str) -> tuple[int, int, str]:
     """Packages in the order of the document, a package's own modules before its rooms."""
     top = next(i for i, package in enumerate(PACKAGES) if name.startswith(f"{package}/"))
-    rooms = ("cluster", "scheduling", "learning", "simulator", "dashboard")
+    rooms = ("cluster", "scheduling", "learning", "simulator", "dashboard", "lab", "laptop")
     parts = name.split("/")
     return top, 1 + rooms.index(parts[1]) if parts[1] in rooms else 0, name
 

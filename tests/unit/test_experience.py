@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.journal import Decision, Journal, Progress, Record, segments
+from agent.journal import Census, Decision, Journal, Progress, Record, segments
 from agent.learning.experience import Taken, take
 from agent.learning.reward import RewardWeights
 from agent.learning.store import Store
@@ -194,6 +194,21 @@ def test_the_first_unready_decision_holds_back_the_rest(member: Member) -> None:
     assert fates(taken) == ["learned", "learned"]
     assert taken.batch is not None
     assert taken.batch.ends.tolist() == [False, True]
+
+
+def test_a_pod_that_was_gone_when_serving_came_back_holds_nothing_up(member: Member) -> None:
+    member.write(decision(1, "a"), event("a", "bound", 11.0, "n0"))
+    member.write(decision(2, "b"), event("b", "bound", 21.0, "n1"))
+    member.write(decision(3, "c"), decision(4))
+    assert fates(member.take()) == []
+    member.write(Census(time=50.0, uids=["b", "someone"]))
+    assert fates(member.take()) == ["learned"]
+    gone = member.store.events("a")["gone"]
+    assert (gone.node, gone.time, gone.run_seconds) == ("n0", 50.0, 0.0)
+    assert "gone" not in member.store.events("b")
+    member.write(event("b", "finished", 60.0, "n1"))
+    assert fates(member.take()) == ["learned", "learned", "unplaced"]
+    assert member.store.counter("pods_gone") == 2
 
 
 def test_a_session_ends_its_run(member: Member) -> None:

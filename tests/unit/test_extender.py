@@ -8,9 +8,10 @@ from typing import Any
 
 import aiohttp
 import pytest
-from aiohttp import web
 
-from agent.scheduling.extender import KEEP_ALIVE_SECONDS, NEUTRAL
+from agent.cluster.view import USAGE_CPU
+from agent.scheduling.extender import NEUTRAL
+from agent.scheduling.http_server import listening
 from tests.unit.members import Member, args, gated, node, pod, pod_object
 
 NAMES = ["slow", "fast", "slow2"]
@@ -25,16 +26,11 @@ def member(tmp_path: Path) -> Member:
 
 @asynccontextmanager
 async def serving(member: Member) -> AsyncIterator[tuple[aiohttp.ClientSession, str]]:
-    runner = web.AppRunner(
-        member.extender.app(), access_log=None, keepalive_timeout=KEEP_ALIVE_SECONDS
-    )
-    await runner.setup()
-    await web.TCPSite(runner, "127.0.0.1", 0).start()
-    try:
-        async with aiohttp.ClientSession() as session:
-            yield session, f"http://127.0.0.1:{runner.addresses[0][1]}"
-    finally:
-        await runner.cleanup()
+    async with (
+        listening(member.extender.routes(), "127.0.0.1", 0) as port,
+        aiohttp.ClientSession() as session,
+    ):
+        yield session, f"http://127.0.0.1:{port}"
 
 
 async def test_prioritize_answers_a_bare_array_of_integer_scores_with_its_length(
@@ -57,7 +53,7 @@ async def test_prioritize_answers_a_bare_array_of_integer_scores_with_its_length
 
 
 async def test_filter_keeps_busy_nodes_out_and_says_why(member: Member) -> None:
-    member.state.set_usage({"fast": (29.0, 1.0), "slow": (28.5, 1.0)})
+    member.state.set_use(USAGE_CPU, {"fast": 29.0 / 32, "slow": 28.5 / 32})
     async with (
         serving(member) as (session, url),
         session.post(f"{url}/filter", data=args("x", [*NAMES, "new"])) as answer,
@@ -73,7 +69,7 @@ async def test_filter_keeps_busy_nodes_out_and_says_why(member: Member) -> None:
 
 
 async def test_whole_node_objects_are_understood_and_come_back_whole(member: Member) -> None:
-    member.state.set_usage({"fast": (31.0, 1.0)})
+    member.state.set_use(USAGE_CPU, {"fast": 31.0 / 32})
     items = [{"metadata": {"name": name}, "status": {"x": 1}} for name in NAMES]
     body = json.dumps({"Pod": pod_object("x"), "Nodes": {"metadata": {}, "items": items}})
     async with serving(member) as (session, url):
@@ -121,7 +117,7 @@ async def test_health_readiness_and_metrics_tell_how_it_stands(member: Member) -
 
 
 def test_a_stale_state_lets_every_node_pass_the_filter(member: Member) -> None:
-    member.state.set_usage({"fast": (31.0, 1.0)})
+    member.state.set_use(USAGE_CPU, {"fast": 31.0 / 32})
     member.alive = False
     result = member.extender.filter(args("x", NAMES))
     assert result.node_names == NAMES
@@ -167,7 +163,7 @@ def test_a_fault_of_our_own_is_no_opinion_and_not_an_http_error(
 
 
 def test_guarded_nodes_never_score_above_zero(member: Member) -> None:
-    member.state.set_usage({"fast": (31.0, 1.0)})
+    member.state.set_use(USAGE_CPU, {"fast": 31.0 / 32})
     scores = member.scores("x", NAMES)
     assert scores["fast"] == 0
     assert max(scores.values()) == 10
@@ -214,7 +210,7 @@ def test_a_place_of_the_queue_that_is_gone_gives_way(member: Member) -> None:
     member.state.apply_pod(gated("x"))
     member.queue.step()
     place = member.state.assumed("x")
-    member.state.set_usage({place: (31.0, 1.0)})
+    member.state.set_use(USAGE_CPU, {place: 31.0 / 32})
     scores = member.scores("x", NAMES)
     assert scores[place] == 0
     assert max(scores.values()) == 10

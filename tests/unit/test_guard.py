@@ -5,7 +5,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from agent.scheduling.guard import busy, held_back, short_of_gpu_memory
+from agent.cluster.view import USAGE_CPU
+from agent.scheduling.guard import HELD_BACK, busy, held_back, short_of_gpu_memory
 from common.features import FEATURES_VERSION
 from common.policy import ARCHITECTURE, initial_arrays
 from common.weights import save
@@ -21,7 +22,7 @@ GOOD = {
 def test_only_measured_use_above_the_limit_holds_a_node_back(tmp_path: Path) -> None:
     state = Member(tmp_path).state
     state.replace_nodes([node("hot"), node("edge"), node("unmeasured")])
-    state.set_usage({"hot": (29.0, 0.0), "edge": (28.8, 0.0)})
+    state.set_use(USAGE_CPU, {"hot": 29.0 / 32, "edge": 28.8 / 32})
     assert busy(state.view, 0.9)[:3].tolist() == [True, False, False]
 
 
@@ -49,10 +50,23 @@ def test_a_node_needs_the_gpu_memory_that_the_pod_asks_for(
     rows = [state.rows[name] for name in ("big", "shared", "small")]
     if asks.get("gpu_memory") == 16.0:
         state.apply_node(node("shared", gpus=1, gpu_memory=12.0))
-    got = short_of_gpu_memory(state.view, pod("x", **asks))[rows]
+    got = short_of_gpu_memory(state, pod("x", **asks))[rows]
     assert got.tolist() == short
-    reasons = held_back(state.view, pod("x", **asks), np.array(rows, np.int64), 0.9)
-    assert [reason == "gpu_memory" for reason in reasons] == short
+    reasons = held_back(state, pod("x", **asks), np.array(rows, np.int64), 0.9)
+    assert [code > 0 and HELD_BACK[code - 1] == "gpu_memory" for code in reasons] == short
+
+
+def test_a_shared_gpu_must_have_the_memory_free_by_measurement_too(tmp_path: Path) -> None:
+    state = Member(tmp_path).state
+    state.replace_nodes([node("leaky"), node("sound"), node("unmeasured")])
+    state.set_gpu_memory_free({"leaky": 3.0, "sound": 15.0})
+    rows = [state.rows[name] for name in ("leaky", "sound", "unmeasured")]
+    share = pod("x", gpus=0, gpu_share=0.5, gpu_memory=6.0)
+    assert short_of_gpu_memory(state, share)[rows].tolist() == [True, False, False]
+    whole = pod("y", gpu_memory=6.0)  # its GPUs will be its own
+    assert short_of_gpu_memory(state, whole)[rows].tolist() == [False, False, False]
+    state.replace_nodes([node(f"n{number}") for number in range(20)])  # the view grows
+    assert not short_of_gpu_memory(state, share)[state.rows["n19"]]
 
 
 def test_a_policy_file_is_taken_up_replaced_and_dropped(tmp_path: Path) -> None:

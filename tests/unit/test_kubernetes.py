@@ -11,15 +11,12 @@ from typing import Any
 import aiohttp
 import pytest
 
+from agent.backoff import Backoff
 from agent.cluster import objects
-from agent.cluster.kubernetes import (
-    PODS,
-    ApiError,
-    Backoff,
-    Client,
-    Reflector,
-)
+from agent.cluster.kubernetes import PODS, ApiError, Client
+from agent.cluster.listing import Listing
 from agent.cluster.records import GATE, Pod
+from agent.cluster.reflector import Reflector
 from agent.cluster.state import ClusterState
 from tests.unit.api_server import ApiServer, event, pod_json, until
 
@@ -178,13 +175,15 @@ class Watcher:
         self.pods: dict[str, Pod] = {}
         self.waits: list[float] = []
         self.reflector = Reflector(
-            client, PODS, objects.pod, replace=self.replace, change=self.change,
+            client, PODS, objects.pod, listing=self.list, change=self.change,
             monotonic=lambda: 0.0, rng=random.Random(0), sleep=self.sleep,
         )  # fmt: skip
         self.counts = self.reflector.counts
 
-    def replace(self, pods: list[Pod]) -> None:
-        self.pods = {pod.name: pod for pod in pods}
+    def list(self) -> Listing[Pod]:
+        return Listing(
+            self.pods, lambda pod: pod.name, lambda pod: self.change(pod, False), self.pods.pop
+        )
 
     def change(self, pod: Pod, deleted: bool) -> None:
         self.pods[pod.name] = pod
@@ -267,6 +266,15 @@ async def test_what_cannot_be_read_is_counted_and_passed_over() -> None:
         assert watcher.counts["malformed"] == 4
 
 
+async def test_a_version_that_no_watch_can_be_had_of_is_given_up() -> None:
+    server = ApiServer()
+    server.watches = [500] * 8
+    async with watching(server) as watcher:
+        await until(lambda: watcher.counts["lists"] == 2 and watcher.counts["watches"] == 1)
+        assert watcher.counts["failures"] == 8
+        assert len(watcher.waits) == 8
+
+
 async def test_failures_and_empty_watches_are_tried_again_with_longer_waits() -> None:
     server = ApiServer()
     server.list_status = [500, 503]
@@ -286,35 +294,6 @@ async def test_lines_are_put_together_from_pieces_however_the_network_cuts_them(
     server.watches = [[event("ADDED", big, 11), event("ADDED", pod_json("a"), 12)]]
     async with watching(server) as watcher:
         await until(lambda: sorted(watcher.pods) == ["a", "big"])
-
-
-async def test_lifting_the_gate_leaves_other_gates_alone() -> None:
-    server = ApiServer()
-    async with server.serving(), aiohttp.ClientSession() as session:
-        client = Client(session, server.url)
-        await client.lift_gate(read_pod(spec={"schedulingGates": [{"name": "o"}, {"name": GATE}]}))
-        await client.lift_gate(read_pod())  # has no gate: nothing to do
-    assert server.patches == [
-        (
-            "/api/v1/namespaces/default/pods/p",
-            "application/json-patch+json",
-            [
-                {"op": "test", "path": "/spec/schedulingGates/1/name", "value": GATE},
-                {"op": "remove", "path": "/spec/schedulingGates/1"},
-            ],
-        )
-    ]
-
-
-async def test_a_pod_that_is_gone_needs_no_lifting_and_a_refusal_is_an_error() -> None:
-    server = ApiServer()
-    server.patch_status = [404, 422]
-    pod = read_pod(spec={"schedulingGates": [{"name": GATE}]})
-    async with server.serving(), aiohttp.ClientSession() as session:
-        client = Client(session, server.url)
-        await client.lift_gate(pod)
-        with pytest.raises(ApiError, match="HTTP 422"):
-            await client.lift_gate(pod)
 
 
 async def test_node_use_is_read_and_a_broken_entry_passed_over() -> None:

@@ -13,11 +13,13 @@ from pathlib import Path
 
 import pytest
 
+from agent.cluster import leader_file
 from agent.journal import Journal, segments
-from agent.learning.learn import LockedError, run, sole_learner
+from agent.learning.learn import run
 from agent.learning.learner import OnlineLearner
 from agent.learning.store import Store
-from agent.settings import LearnSettings, Settings
+from agent.lock import LockedError, sole
+from agent.settings import ElectionSettings, LearnSettings, Settings
 from tests.unit.journals import decision, placed
 from tests.unit.learners import FAST, varied
 
@@ -160,12 +162,12 @@ def test_sigterm_finishes_cleanly_and_a_second_learner_is_refused(process: Proce
     process.start()
     state = process.folder / "state"
     with (
-        pytest.raises(LockedError, match=f"pid {process.pid}.*--journal"),
-        sole_learner(state),
+        pytest.raises(LockedError, match=f"pid {process.pid}.*state directory of its own"),
+        sole(state, "learn"),
     ):
         pass
     assert process.end(signal.SIGTERM) == 0
-    with sole_learner(state):  # the lock went with the process
+    with sole(state, "learn"):  # the lock went with the process
         pass
 
 
@@ -194,3 +196,52 @@ def test_a_second_state_directory_may_learn_from_the_same_journal(tmp_path: Path
         stop.set()
         reader.join(30)
     assert len(segments(owner.folder)) == before
+
+
+def test_a_replica_that_does_not_lead_learns_nothing_until_it_does(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    settings = Settings(
+        state=tmp_path, election=ElectionSettings(mode="lease"), learn=LearnSettings(**FAST)
+    )
+    journal = Journal(settings.journal_dir)
+    for number in range(1, 9):
+        journal.append(varied(decision(number)))
+    journal.close()
+    looks = 0
+    read = leader_file.read
+
+    def counted(path: Path) -> leader_file.Leadership:
+        nonlocal looks
+        looks += 1
+        return read(path)
+
+    monkeypatch.setattr(leader_file, "read", counted)
+    stop, problems = threading.Event(), []
+
+    def work() -> None:
+        try:
+            run(settings, stop=stop)
+        except Exception as error:  # noqa: BLE001 - shown by the test's own thread
+            problems.append(error)
+
+    def learned() -> int:
+        store = Store(tmp_path / "experience.sqlite")
+        try:
+            return store.counter("decisions")
+        finally:
+            store.close()
+
+    thread = threading.Thread(target=work)
+    thread.start()
+    try:
+        until(lambda: looks > 20 or not thread.is_alive())
+        assert learned() == 0
+        held = leader_file.Leadership(True, "me", time.time() + 60.0, 60.0)
+        leader_file.write(settings.leader_file, held)
+        until(lambda: learned() == 8 or not thread.is_alive())
+    finally:
+        stop.set()
+        thread.join()
+    assert not problems
+    assert learned() == 8

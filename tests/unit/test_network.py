@@ -39,7 +39,7 @@ def test_network_and_kernel_compute_the_same_corrections(seed: int) -> None:
     features[::3, 5:20] = 0.0
 
     by_kernel = np.zeros(40)
-    corrections(scorer(arrays), features.astype(np.float64), 40, by_kernel)
+    corrections(scorer(arrays), features, 40, by_kernel)
     with torch.no_grad():
         mask = torch.ones(1, 40, dtype=torch.bool)
         by_network, _ = network_of(arrays)(torch.from_numpy(features)[None], mask)

@@ -22,14 +22,14 @@ def test_each_term_is_priced_by_its_own_weight() -> None:
     # Mean run time 100 s. 40 pending seconds, 300 job seconds, 20 of imbalance, one OOM kill:
     # 0.5 * 0.4 + 2 * 3 + 0.1 * 0.2 + 3 * 1 = 0.2 + 6 + 0.02 + 3 = 9.22
     got = rewards(
-        interval(pending_seconds=40, job_seconds=300, imbalance_seconds=20, oom_kills=1),
+        interval(pending_seconds=40, job_seconds=300, imbalance_seconds=20, kills=1),
         100.0,
         weights,
     )
     assert got.pending[0] == pytest.approx(-0.2)
     assert got.jobs[0] == pytest.approx(-6.0)
     assert got.imbalance[0] == pytest.approx(-0.02)
-    assert got.oom[0] == pytest.approx(-3.0)
+    assert got.kills[0] == pytest.approx(-3.0)
     assert got.total[0] == pytest.approx(-9.22)
 
 

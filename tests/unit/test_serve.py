@@ -18,7 +18,7 @@ import yaml
 from agent.cluster import nodes_file
 from agent.cluster.records import GATE
 from agent.journal import Decision, PodEvent, read
-from agent.scheduling.serve import StateLockedError, state_lock
+from agent.lock import LockedError, sole
 from agent.settings import SettingsError, load
 from common.features import FEATURES_VERSION
 from common.policy import initial_arrays
@@ -32,8 +32,12 @@ GOOD = {"version": "v7", "features_version": str(FEATURES_VERSION)}
 async def serving(folder: Path, url: str, **settings: Any) -> AsyncIterator[tuple[int, int]]:
     """A real process on that API server; gives its pid and port, and ends it by its pid."""
     config, ready = folder / "member.yaml", folder / "ready.json"
-    serve = {"port": 0, "api_url": url, "queue_seconds": 0.05, **settings}
-    config.write_text(yaml.safe_dump({"state": str(folder / "state"), "serve": serve}))
+    serve = {"port": 0, "queue_seconds": 0.05, **settings}
+    config.write_text(
+        yaml.safe_dump(
+            {"state": str(folder / "state"), "kubernetes": {"api_url": url}, "serve": serve}
+        )
+    )
     process = await asyncio.create_subprocess_exec(
         sys.executable, "-m", "common", "agent", "serve", "--config", str(config),
         "--ready-file", str(ready), env={**os.environ, "OMP_NUM_THREADS": "1"},
@@ -111,12 +115,12 @@ def test_serving_imports_no_torch_and_no_flwr() -> None:
 
 def test_two_processes_cannot_use_one_state_directory(tmp_path: Path) -> None:
     with (
-        state_lock(tmp_path, "serve"),
-        pytest.raises(StateLockedError, match="state directory of its own"),
-        state_lock(tmp_path, "serve"),
+        sole(tmp_path, "serve"),
+        pytest.raises(LockedError, match="state directory of its own"),
+        sole(tmp_path, "serve"),
     ):
         pass
-    with state_lock(tmp_path, "serve"):
+    with sole(tmp_path, "serve"):
         pass
 
 

@@ -9,7 +9,7 @@ import pytest
 from agent.cluster.records import Node, Pod
 from agent.cluster.speeds_file import KindSpeeds, SpeedsFile
 from agent.cluster.state import ClusterState
-from agent.cluster.view import CPU, GPUS, PENDING, RUNNING
+from agent.cluster.view import CPU, GPUS, PENDING, RUNNING, USAGE_CPU, USAGE_DISK
 from agent.journal import PodEvent, Progress
 
 
@@ -178,7 +178,7 @@ def test_each_event_is_told_once_through_relists_and_repeats() -> None:
         ({"phase": "Succeeded"}, False, "finished"),
         ({"phase": "Failed", "reason": "OOMKilled"}, False, "oom"),
         ({"phase": "Failed", "reason": "Evicted"}, False, "evicted"),
-        ({"phase": "Failed", "reason": "OutOfcpu"}, False, "failed"),
+        ({"phase": "Failed", "reason": "OutOfcpu"}, False, "misplaced"),
         ({"phase": "Running"}, True, "deleted"),
     ],
 )
@@ -275,12 +275,14 @@ def test_progress_is_told_once_a_reading_with_the_neighbours_on_the_gpu() -> Non
     ]
 
 
-def test_use_is_a_share_of_capacity_and_unknown_where_unmeasured() -> None:
+def test_use_is_unknown_where_it_is_not_measured() -> None:
     c = Cluster()
     c.state.replace_nodes([node("n0"), node("n1")])
-    c.state.set_usage({"n0": (6.0, 16.0), "elsewhere": (1.0, 1.0)})
-    assert c.state.view.usage[0, :2].tolist() == [0.75, 0.25]
+    c.state.set_use(USAGE_DISK, {"n0": 0.75, "elsewhere": 1.0})
+    assert c.state.view.usage[0, USAGE_DISK] == 0.75
     assert np.isnan(c.state.view.usage[1]).all()
+    c.state.set_use(USAGE_DISK, {})
+    assert np.isnan(c.state.view.usage).all()
 
 
 def test_only_what_decisions_depend_on_counts_as_a_change() -> None:
@@ -290,7 +292,7 @@ def test_only_what_decisions_depend_on_counts_as_a_change() -> None:
     c.state.apply_pod(pod("x", node="n0"))
     before = len(changes)
     c.state.apply_pod(pod("x", node="n0", steps_per_second=2.0, phase="Running"))
-    c.state.set_usage({"n0": (1.0, 1.0)})
+    c.state.set_use(USAGE_CPU, {"n0": 0.125})
     assert len(changes) == before
     c.state.apply_pod(pod("x", node="n0", phase="Succeeded"))
     assert len(changes) == before + 1

@@ -216,6 +216,18 @@ def test_durations_are_kept_on_the_reference_type(
         prepare(jobs, speeds, MIX, seed=2, options=Options(reference="h100"))
 
 
+def test_longer_jobs_are_cut_and_the_others_stay(
+    shipped: dict[str, Jobs], speeds: SpeedTable
+) -> None:
+    jobs = shipped["103959"]
+    whole = prepare(jobs, speeds, MIX, seed=0)
+    cut = prepare(jobs, speeds, MIX, seed=0, options=Options(longest=3600.0))
+    times, before = fastest_s(cut, speeds), fastest_s(whole, speeds)
+    assert (before > 3600.0).any()
+    assert times == pytest.approx(np.minimum(before, 3600.0))
+    assert same(replace(cut, steps=whole.steps), whole)
+
+
 def test_openb_pods_bring_their_own_requests_parts_and_gpu_models(
     shipped: dict[str, Jobs], speeds: SpeedTable
 ) -> None:
@@ -336,7 +348,9 @@ def test_jobs_without_times_or_durations_are_refused_with_the_cure(
         synthetic(jobs, speeds, MIX, arrivals="bursty", count=9, load=0.5, seed=0)
 
 
-@pytest.mark.parametrize("bad", [{"shared": 1.5}, {"share": 1.0}, {"max_gpus": 0}])
+@pytest.mark.parametrize(
+    "bad", [{"shared": 1.5}, {"share": 1.0}, {"max_gpus": 0}, {"longest": 0.0}]
+)
 def test_options_out_of_range_are_refused(bad: dict[str, float]) -> None:
     with pytest.raises(ValueError, match=next(iter(bad))):
         Options(**bad)

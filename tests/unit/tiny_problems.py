@@ -21,7 +21,7 @@ def probabilities(
 ) -> np.ndarray:
     """π [C] over the candidates of one decision, by the production kernel."""
     out = np.zeros(len(features))
-    corrections(scorer(arrays), features.astype(np.float64), len(features), out)
+    corrections(scorer(arrays), features, len(features), out)
     logits = (rule_scores + out) / temperature
     weights = np.exp(logits - logits.max())
     return weights / weights.sum()

@@ -1,13 +1,14 @@
-"""Starts the processes of the demo, brings back those that die, ends them all; used by ``demo``.
+"""Starts processes, brings back those that die, ends them all; used by the examples.
 
-A process that is killed comes back with the same command line, as Kubernetes would bring a pod
-back: kill any of them with ``kill -9`` and watch the others go on.
+A supervised process that is killed comes back with the same command line, as Kubernetes would
+bring a pod back: kill any of them with ``kill -9`` and watch the others go on.
 """
 
 import contextlib
 import ctypes
 import json
 import os
+import random
 import shutil
 import signal
 import socket
@@ -17,14 +18,19 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import FrameType
 
 _PR_SET_PDEATHSIG = 1
 FULL = 1 << 20
 """Free bytes below which a process that ended is taken to have died of the disk."""
+SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+PORTS = range(15_000, 32_000)
+"""Where servers get their ports: below those that the kernel hands to outgoing connections, so
+that the port of a server that is away is still free when it comes back."""
 
 
-class DemoError(Exception):
-    """The demo cannot go on; the message says why and what to do."""
+class ExampleError(Exception):
+    """An example cannot go on; the message says why and what to do."""
 
 
 class StoppedError(Exception):
@@ -32,42 +38,54 @@ class StoppedError(Exception):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on now."""
+    """Ports of the loopback address that nobody listens on now. Raises OSError for none."""
     with contextlib.ExitStack() as stack:
-        sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
-        for opened in sockets:
-            opened.bind(("127.0.0.1", 0))
-        return [int(opened.getsockname()[1]) for opened in sockets]
+        found: list[int] = []
+        for port in random.SystemRandom().sample(PORTS, len(PORTS)):
+            if len(found) == count:
+                break
+            opened = stack.enter_context(socket.socket())
+            with contextlib.suppress(OSError):
+                opened.bind(("127.0.0.1", port))
+                found.append(port)
+    if len(found) < count:
+        raise OSError(f"fewer than {count} free ports on loopback; end what listens there")
+    return found
 
 
 def check_free(port: int) -> None:
-    """Raise DemoError where somebody listens on the dashboard's port already."""
+    """Raise ExampleError where somebody listens on the dashboard's port already."""
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as the hub binds it
         try:
             probe.bind(("127.0.0.1", port))
         except OSError as error:
-            raise DemoError(
+            raise ExampleError(
                 f"port {port} of the dashboard is taken ({error.strerror}); name another one, or "
                 "let --dashboard-port 0 take a free one"
             ) from error
 
 
+def fedsched(*arguments: str) -> list[str]:
+    """The command line of ``fedsched`` with these arguments, by this interpreter."""
+    return [sys.executable, "-m", "common.cli", *arguments]
+
+
 def _die_with_parent() -> None:
-    """In the child: be ended by the kernel if the demo itself is killed (Linux only)."""
+    """In the child: be ended by the kernel when the thread that started it ends (Linux only)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
 @dataclass
 class Process:
-    """One child process with its log file."""
+    """One child process with its log file. It ends with the thread that started it."""
 
     name: str
-    arguments: list[str]
+    command: list[str]
     log: Path
     restart: bool = True
-    """Whether it comes back when it dies by itself."""
+    """Whether a supervisor brings it back when it dies by itself."""
     popen: subprocess.Popen[bytes] | None = None
     restarts: int = 0
 
@@ -80,14 +98,35 @@ class Process:
         }
         with self.log.open("ab") as log:
             self.popen = subprocess.Popen(
-                [sys.executable, "-m", "common.cli", *self.arguments],
+                self.command,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 stdin=subprocess.DEVNULL,
                 env=environment,
-                start_new_session=True,  # Ctrl-C is for the demo, which ends them in order
+                start_new_session=True,  # Ctrl-C is for the parent, which ends them in order
                 preexec_fn=_die_with_parent if sys.platform == "linux" else None,
             )
+
+    @property
+    def alive(self) -> bool:
+        """Whether it runs."""
+        return self.popen is not None and self.popen.poll() is None
+
+    def kill(self) -> None:
+        """End it by SIGKILL, as a crash would, and wait until it has gone."""
+        if self.popen is not None:
+            self.popen.kill()
+            self.popen.wait()
+
+    def stop(self, seconds: float = 10.0) -> None:
+        """End it by SIGTERM; by SIGKILL where it takes longer than so many seconds."""
+        if self.popen is None:
+            return
+        self.popen.terminate()
+        try:
+            self.popen.wait(seconds)
+        except subprocess.TimeoutExpired:
+            self.kill()
 
     def last_words(self) -> str:
         """The end of its log."""
@@ -105,12 +144,12 @@ class Process:
 
 @dataclass
 class Supervisor:
-    """All processes of one demo run."""
+    """All processes of one run of an example."""
 
     say: Callable[[str], None]
     processes: list[Process] = field(default_factory=list)
     interrupted: str = ""
-    """The signal that ends the demo; empty while there was none."""
+    """The signal that ends the run; empty while there was none."""
     starting: bool = False
     """Whether a process is being started: an exception now would lose sight of it."""
 
@@ -135,17 +174,17 @@ class Supervisor:
         if self.interrupted:
             raise StoppedError(self.interrupted)
 
-    def start(self, name: str, arguments: list[str], log: Path, *, restart: bool = True) -> Process:
+    def start(self, name: str, command: list[str], log: Path, *, restart: bool = True) -> Process:
         """Start and from now on watch a process."""
         self.check()
-        process = Process(name, arguments, log, restart)
+        process = Process(name, command, log, restart)
         with self._undisturbed():
             process.start()
             self.processes.append(process)
         return process
 
     def watch(self) -> None:
-        """Bring back what died. Raises DemoError for a process that cannot be brought back."""
+        """Bring back what died. Raises ExampleError for a process that cannot be brought back."""
         self.check()
         for process in self.processes:
             assert process.popen is not None
@@ -154,7 +193,7 @@ class Supervisor:
                 continue
             how = f"signal {-status}" if status < 0 else f"status {status}"
             if not process.restart or process.restarts >= 20:
-                raise DemoError(
+                raise ExampleError(
                     f"{process.name} ended with {how}. The end of {process.log}:\n"
                     f"{process.last_words()}"
                 )
@@ -167,7 +206,7 @@ class Supervisor:
     def wait_for(self, process: Process, ready: Path, seconds: float = 90.0) -> dict[str, object]:
         """Wait until a process wrote its ready file, and return what is in it.
 
-        Raises DemoError, with the end of its log, where it died or took longer.
+        Raises ExampleError, with the end of its log, where it died or took longer.
         """
         deadline = time.monotonic() + seconds
         while time.monotonic() < deadline:
@@ -175,26 +214,48 @@ class Supervisor:
             if ready.exists():
                 found: dict[str, object] = json.loads(ready.read_text())
                 return found
-            assert process.popen is not None
-            if process.popen.poll() is not None:
+            if not process.alive:
                 break
             time.sleep(0.05)
-        raise DemoError(
+        raise ExampleError(
             f"{process.name} did not come up. The end of {process.log}:\n{process.last_words()}"
         )
 
     def stop(self) -> None:
         """End every process: politely, then for certain."""
-        running = [
-            p.popen for p in self.processes if p.popen is not None and p.popen.poll() is None
-        ]
-        for popen in running:
-            popen.terminate()
+        running = [process for process in self.processes if process.alive]
+        for process in running:
+            assert process.popen is not None
+            process.popen.terminate()
         deadline = time.monotonic() + 10.0
-        for popen in running:
-            try:
-                popen.wait(max(deadline - time.monotonic(), 0.1))
-            except subprocess.TimeoutExpired:
-                popen.kill()
-                popen.wait()
+        for process in running:
+            process.stop(max(deadline - time.monotonic(), 0.1))
         self.processes.clear()
+
+
+@contextlib.contextmanager
+def stoppable(supervisor: Supervisor) -> Iterator[None]:
+    """Turn the first signal into :class:`StoppedError`; end all processes, however it ends.
+
+    Further signals are passed over: an impatient second Ctrl-C must not leave processes behind.
+    The interpreter swallows what is raised inside some of its callbacks, so the supervisor is told
+    as well and raises it at its next step.
+    """
+
+    def stop(number: int, frame: FrameType | None) -> None:
+        del frame
+        if not supervisor.interrupted:
+            supervisor.interrupt(signal.Signals(number).name)
+
+    def pass_over() -> None:
+        for name in SIGNALS:
+            signal.signal(name, signal.SIG_IGN)
+
+    before = {name: signal.signal(name, stop) for name in SIGNALS}
+    try:
+        yield
+    finally:
+        pass_over()
+        supervisor.stop()
+        for name, handler in before.items():
+            signal.signal(name, handler)

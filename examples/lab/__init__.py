@@ -1,0 +1,1 @@
+"""Real Kubernetes clusters as plain processes on this machine."""

@@ -1,0 +1,1 @@
+"""What fedsched relies on in kube-scheduler, asked of the real one."""
