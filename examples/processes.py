@@ -72,9 +72,12 @@ def fedsched(*arguments: str) -> list[str]:
 
 
 def _die_with_parent() -> None:
-    """In the child: be ended by the kernel when the thread that started it ends (Linux only)."""
+    """In the child: be killed by the kernel when the thread that started it ends (Linux only).
+
+    SIGKILL, because a kube-apiserver whose etcd is gone never gets to the end of a SIGTERM.
+    """
     with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGTERM)
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 @dataclass

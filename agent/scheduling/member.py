@@ -284,7 +284,9 @@ class Member:
         """
         parts = [self.nodes.run(), self.pods.run(), self._measure(), self.files()]
         parts.append(self.devices.run())
-        parts += [self.alarms.run(), self.events.run(), self.rights()]
+        parts += [self.alarms.run(), self.events.run()]
+        if not self.settings.kubernetes.api_url:  # a proxy answers for itself, not for us
+            parts.append(self.rights())
         if self.settings.serve.queue:
             self.queue.extra_wait.read(self.settings.waits_file)
             parts.append(self.queue.run())

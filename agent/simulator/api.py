@@ -16,6 +16,8 @@ from agent.simulator.store import ApiError, Collection, Event, Json, Store
 
 LOG = logging.getLogger(__name__)
 BOOKMARK_SECONDS = 10.0
+UNPLACED = "spec.nodeName="
+"""The one field selector that is served, for lists: pods on no node yet."""
 """A watch that asked for bookmarks gets one this often, wall seconds."""
 MAX_WATCH_SECONDS = 3600
 
@@ -107,19 +109,25 @@ class KubernetesApi:
         self, request: web.Request, collection: Collection
     ) -> web.StreamResponse:
         query = request.query
+        watching = query.get("watch", "") in ("1", "true")
+        unplaced = query.get("fieldSelector", "") == UNPLACED and not watching
         for selector in ("fieldSelector", "labelSelector", "sendInitialEvents"):
-            if query.get(selector, "") not in ("", "false"):
+            served = selector == "fieldSelector" and unplaced
+            if query.get(selector, "") not in ("", "false") and not served:
                 raise ApiError(
                     400, "BadRequest", f"{selector} is not served here: list all and choose"
                 )
-        if query.get("watch", "") in ("1", "true"):
+        if watching:
             return await self._watch(request, collection)
         page = collection.page(_number(query, "limit", 0), query.get("continue", ""))
+        bodies = page.bodies
+        if unplaced:
+            bodies = [body for body in bodies if not json.loads(body)["spec"].get("nodeName")]
         metadata: Json = {"resourceVersion": str(page.version)}
         if page.token:
             metadata |= {"continue": page.token, "remainingItemCount": page.remaining}
         head = {"kind": f"{collection.kind}List", "apiVersion": "v1", "metadata": metadata}
-        items = b",".join(page.bodies)
+        items = b",".join(bodies)
         return _raw(json.dumps(head)[:-1].encode() + b',"items":[' + items + b"]}")
 
     async def _watch(self, request: web.Request, collection: Collection) -> web.StreamResponse:

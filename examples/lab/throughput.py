@@ -167,7 +167,8 @@ class Bench:
         def create(number: int) -> None:
             wants = number % GPU_PODS == 0 and number // GPU_PODS < self._gpus
             pod = pod_manifest(
-                f"pod-{number}",
+                # Never a name again: kwok confirms deletions late, and by name.
+                f"pod-{self._number}-{number}",
                 namespace=NAMESPACE,
                 cpu="500m",
                 gpus=int(wants),

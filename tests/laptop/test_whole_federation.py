@@ -38,7 +38,7 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """
     out = tmp_path_factory.mktemp("laptop") / "out"
     arguments = (
-        *("--seconds", "20", "--jobs", "150", "--json", str(out / "figures.json")),
+        *("--seconds", "30", "--jobs", "150", "--json", str(out / "figures.json")),
         *("--rounds", str(ROUNDS), "--windows", "2"),
     )
     with Demo(out, *arguments) as demo:

@@ -109,6 +109,17 @@ async def test_a_paginated_list_over_http_is_the_whole_list() -> None:
         assert (status, refusal["reason"], refusal["kind"]) == (410, "Expired", "Status")
 
 
+async def test_a_list_of_the_unplaced_leaves_out_pods_that_are_on_a_node() -> None:
+    async with cluster_at(settings()) as running:
+        await until_over(running)
+        pods = running.cluster.pods
+        key, pod = next((key, pod) for key, pod in pods.objects.items() if pod["spec"]["nodeName"])
+        del pod["spec"]["nodeName"]
+        pods.put(key, pod)
+        _, found = await running.get(PODS, fieldSelector="spec.nodeName=")
+        assert [item["metadata"]["uid"] for item in found["items"]] == [pod["metadata"]["uid"]]
+
+
 async def test_a_version_that_is_forgotten_or_of_another_life_is_gone() -> None:
     async with cluster_at(settings(history=16)) as running:
         await until_over(running)
@@ -160,6 +171,7 @@ async def test_bookmarks_carry_a_quiet_watch_along_with_other_changes() -> None:
         (PODS, {"resourceVersion": "abc", "watch": "1"}, 400),
         (PODS, {"timeoutSeconds": "9" * 40, "watch": "1"}, 400),
         (PODS, {"fieldSelector": "spec.nodeName=a"}, 400),
+        (PODS, {"fieldSelector": "spec.nodeName=", "watch": "1"}, 400),
     ],
 )
 async def test_what_is_not_served_is_refused_with_a_status(
