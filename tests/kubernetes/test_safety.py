@@ -45,11 +45,11 @@ class Scene:
     def __post_init__(self) -> None:
         self.core: Any = client.CoreV1Api(self.plane.api())
 
-    def place(self, name: str, count: int = 2) -> list[str]:
+    def place(self, name: str, count: int = 2, *, cpu: str = "10m") -> list[str]:
         """Create pods and wait until kube-scheduler has bound every one; their UIDs."""
         names = [f"{name}-{number}" for number in range(count)]
         for pod in names:
-            self.core.create_namespaced_pod("default", pod_manifest(pod, cpu="10m", memory="10Mi"))
+            self.core.create_namespaced_pod("default", pod_manifest(pod, cpu=cpu, memory="10Mi"))
         for pod in names:
             until(lambda pod=pod: self.read(pod).spec.node_name in NODES, f"{pod} is bound")
         return [self.read(pod).metadata.uid for pod in names]
@@ -238,5 +238,5 @@ def test_the_filter_keeps_pods_off_busy_nodes_and_is_passed_over_where_it_fails(
         assert scene.read(f"cool-{number}-0").spec.node_name == "c"
     assert scene.agent.metric("fedsched_guard_nodes_total", reason="cpu") > guarded
     scene.agent.serve.kill()
-    scene.place("hot", 6)
+    scene.place("hot", 6, cpu="2")  # large enough for kube-scheduler to spread them by itself
     assert {scene.read(f"hot-{number}").spec.node_name for number in range(6)} & {"a", "b"}
