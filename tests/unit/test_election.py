@@ -154,7 +154,7 @@ async def test_a_lease_that_was_let_go_is_taken_at_once(server: Server, tmp_path
 
 
 async def test_of_two_that_take_a_free_lease_at_once_one_leads(
-    server: Server, tmp_path: Path
+    server: Server, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     a, b = Replica(server, tmp_path, "a"), Replica(server, tmp_path, "b")
     await a.at(0.0)
@@ -165,7 +165,7 @@ async def test_of_two_that_take_a_free_lease_at_once_one_leads(
     async def late() -> dict[str, Any] | None:
         return seen  # what b read before a wrote
 
-    server.read = late  # type: ignore[method-assign]
+    monkeypatch.setattr(server, "read", late)
     assert not await b.at(1.0)
     assert server.spec["holderIdentity"] == "a"
 
