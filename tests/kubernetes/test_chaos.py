@@ -87,6 +87,11 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
         storm.until(agent.ready, "the agent is ready", load=False)
         storm.rage()
         storm.until(storm.over, "every pod was bound and is done", load=False)
+        storm.until(
+            lambda: {pod.metadata.uid for pod in storm.pods()} <= _ended(agent),
+            "the agent told how every pod ended",
+            load=False,
+        )
         measured = {"source": "cpu", "state": "ok"}
         storm.until(
             lambda: agent.metric("fedsched_telemetry", **measured) == 1,
@@ -94,6 +99,12 @@ def aftermath(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Aftermath]:
             load=False,
         )
         yield _settle(storm)
+
+
+def _ended(agent: Agent) -> set[str]:
+    """UIDs of the pods whose end stands in the journal; a watch cut by a kill tells it late."""
+    records = (record for record, _, _ in read(agent.state / "journal"))
+    return {r.uid for r in records if isinstance(r, PodEvent) and r.kind in ENDED}
 
 
 def _settle(storm: Storm) -> Aftermath:
