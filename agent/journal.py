@@ -4,6 +4,9 @@
 one ``os.write`` to a file opened for appending: the data is with the kernel before the answer goes
 out, so a killed process loses nothing that it answered, and no disk is waited for. Each record is
 framed by its length and CRC-32; a torn last record (a machine that lost power) is passed over.
+
+A record is msgpack, and where it is long, LZ4 of that: nodes of one kind look alike, and what was
+decided among hundreds of them shrinks to a fifteenth, for writer, reader and disk.
 """
 
 import contextlib
@@ -15,6 +18,7 @@ import zlib
 from collections.abc import Iterator
 from pathlib import Path
 
+import lz4.block
 import msgspec
 import numpy as np
 import numpy.typing as npt
@@ -22,6 +26,9 @@ import numpy.typing as npt
 _FRAME = struct.Struct("<II")
 _SUFFIX = ".journal"
 SEGMENT_BYTES = 8 << 20
+_LONG_BYTES = 1 << 10
+_COMPRESSED = b"\xc1"
+"""First byte of what is compressed: the one with which no msgpack begins."""
 
 
 class Decision(msgspec.Struct, frozen=True, kw_only=True, tag="decision", array_like=True):
@@ -93,6 +100,8 @@ class PodEvent(msgspec.Struct, frozen=True, kw_only=True, tag="pod", array_like=
     """Of a created pod: GPU models that it accepts; empty for any."""
     memory_used: float = 0.0
     """The most memory that it was measured to use so far, GiB; 0 where nobody measured."""
+    work: str = ""
+    """Of a created pod: what earlier runs of it have too (``agent.cluster.records.Pod.work``)."""
 
 
 class Progress(msgspec.Struct, frozen=True, kw_only=True, tag="progress", array_like=True):
@@ -121,6 +130,23 @@ class Census(msgspec.Struct, frozen=True, kw_only=True, tag="census", array_like
 Record = Decision | PodEvent | Progress | Census
 _encoder = msgspec.msgpack.Encoder()
 _decoder: msgspec.msgpack.Decoder[Record] = msgspec.msgpack.Decoder(Record)
+
+
+def pack(record: Record) -> bytes:
+    """The record as journal and experience keep it."""
+    body = _encoder.encode(record)
+    return body if len(body) < _LONG_BYTES else _COMPRESSED + lz4.block.compress(body)
+
+
+def unpack(body: bytes) -> Record:
+    """What :func:`pack` made a record into. Raises msgspec.DecodeError for anything else."""
+    if body[:1] != _COMPRESSED:
+        return _decoder.decode(body)
+    try:
+        plain = lz4.block.decompress(memoryview(body)[1:])
+    except (lz4.block.LZ4BlockError, ValueError) as error:
+        raise msgspec.DecodeError(f"a compressed record is damaged: {error}") from error
+    return _decoder.decode(plain)
 
 
 def floats(data: bytes, columns: int = 0) -> npt.NDArray[np.float32]:
@@ -168,7 +194,7 @@ class Journal:
 
     def append(self, record: Record) -> None:
         """Hand one record to the kernel. Raises OSError where the disk is full or gone."""
-        body = _encoder.encode(record)
+        body = pack(record)
         frame = _FRAME.pack(len(body), zlib.crc32(body)) + body
         if os.write(self._file, frame) < len(frame):
             # A disk that fills up takes a part; left there, it would hide all records behind it.
@@ -201,11 +227,14 @@ def read(folder: Path, after: tuple[int, int] = (0, 0)) -> Iterator[tuple[Record
     for number, path in segments(folder):
         if number < after[0]:
             continue
+        begin = after[1] if number == after[0] else 0
         try:
-            data = path.read_bytes()
+            with path.open("rb") as file:
+                file.seek(begin)
+                data = file.read()
         except FileNotFoundError:  # dropped meanwhile
             continue
-        offset = after[1] if number == after[0] else 0
+        offset = 0
         while offset + _FRAME.size <= len(data):
             size, crc = _FRAME.unpack_from(data, offset)
             body = data[offset + _FRAME.size : offset + _FRAME.size + size]
@@ -213,8 +242,8 @@ def read(folder: Path, after: tuple[int, int] = (0, 0)) -> Iterator[tuple[Record
                 break
             offset += _FRAME.size + size
             try:
-                record = _decoder.decode(body)
+                record = unpack(body)
             except msgspec.DecodeError:
-                yield None, number, offset
+                yield None, number, begin + offset
             else:
-                yield record, number, offset
+                yield record, number, begin + offset

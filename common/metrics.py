@@ -32,6 +32,9 @@ DECLARED: dict[str, str] = {
     "gate_accepted": "candidates that passed the gate so far",
     "gate_rejected": "candidates that the gate held back so far",
     "speed_observations": "speed samples so far",
+    "run_time_error_by_kind": "error of run times predicted by kind, root mean square of log s",
+    "run_time_error": "the same of the same runs, their works' own earlier runs counted",
+    "run_time_coverage": "share of runs within the 80 % interval that was set before them",
 }
 """Meaning of each name. Names match ``[a-z][a-z0-9_]{0,63}``."""
 

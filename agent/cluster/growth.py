@@ -12,7 +12,7 @@ import numpy as np
 
 from agent.arrays import Floats
 from agent.cluster.speeds_file import SpeedsFile
-from agent.cluster.view import GPUS_PER_NODE, View, empty_view
+from agent.cluster.view import GPUS_PER_NODE, View, empty_view, gpu_group
 
 log = logging.getLogger(__name__)
 
@@ -133,6 +133,7 @@ class Catalogue:
             first = len(before.slowdown)
             view.slowdown[:first] = before.slowdown
         fill_speeds(view, speeds, self, first)
+        fill_history(view, speeds, self, len(before.history_kind))
         return view
 
 
@@ -192,3 +193,19 @@ def fill_speeds(view: View, speeds: SpeedsFile | None, names: Catalogue, first: 
     if both:
         here, there = np.array(both, np.int64).T
         view.interference[np.ix_(here, here)] = np.array(speeds.interference)[np.ix_(there, there)]
+
+
+def fill_history(view: View, speeds: SpeedsFile | None, names: Catalogue, first: int = 0) -> None:
+    """Write what the learner's file knows of run times into the history, from kind ``first`` on.
+
+    The learner has seen every run that its agent ever told of, this process those since its start:
+    where the file knows a kind, its count replaces the one here.
+    """
+    for kind in speeds.kinds if speeds is not None else ():
+        k = names.kinds.get((kind.job_type, kind.gpus), -1)
+        if k >= first and kind.runs:
+            view.history_kind[k] = kind.runs, kind.runs * kind.log_seconds
+    view.history_type[:] = view.history_gpus[:] = 0.0
+    np.add.at(view.history_type, view.kind_type, view.history_kind)
+    groups = [gpu_group(int(gpus)) for gpus in view.kind_gpus]
+    np.add.at(view.history_gpus, np.array(groups, np.int64), view.history_kind)

@@ -82,7 +82,10 @@ class Lifecycle:
                 life.job, life.attempt, life.waited = before.job, before.attempt + 1, before.waited
             elif pod.index:
                 life.job = f"{pod.owner}/{pod.index}"
-            self._tell(pod, "created", time, deadline=deadline, gpu_models=list(pod.gpu_models))
+            self._tell(
+                pod, "created", time, deadline=deadline, gpu_models=list(pod.gpu_models),
+                work=pod.work,
+            )  # fmt: skip
         return life.created - life.waited
 
     def lives(self, pod: Pod, model: str, now: float, started: float | None) -> None:
@@ -176,6 +179,7 @@ class Lifecycle:
         run: float = 0.0,
         deadline: float = float("inf"),
         gpu_models: list[str] | None = None,
+        work: str = "",
     ) -> None:
         life, bit = self._pods[pod.uid], _BIT.get(kind, 0)
         if life.told & bit:
@@ -203,5 +207,6 @@ class Lifecycle:
                 deadline=deadline,
                 gpu_models=gpu_models or [],
                 memory_used=life.used,
+                work=work,
             )
         )

@@ -48,6 +48,8 @@ _QUANTITY = re.compile(
 )
 _SUFFIX = {"n": 1e-9, "u": 1e-6, "m": 1e-3, "k": 1e3, "M": 1e6, "G": 1e9, "T": 1e12, "P": 1e15}
 _SUFFIX |= {"E": 1e18} | {f"{unit}i": 1024.0**power for power, unit in enumerate("KMGTPE", 1)}
+_DRAWN = re.compile(r"(-(\d+|[bcdfghjklmnpqrstvwxz2456789]{5,10}))+$")
+"""The end of a name: numbers, and what Kubernetes draws, from an alphabet without vowels."""
 
 
 class ObjectError(ValueError):
@@ -245,6 +247,21 @@ def _controller(meta: wire.Meta) -> tuple[str, str]:
     return "", ""
 
 
+def _work(raw: wire.Pod) -> str:
+    """What a pod has in common with earlier runs of the same work, whoever started them.
+
+    A controller's name is steadier than the pod's; numbers (CronJobs, indices) and drawn suffixes
+    at its end, and the image's tag, change from run to run.
+    """
+    meta = raw.metadata
+    name = next((o.name for o in meta.owner_references or () if o.controller and o.name), "")
+    stem = _DRAWN.sub("", name or meta.generate_name.rstrip("-") or meta.name)
+    containers = raw.spec.containers or ()
+    image = containers[0].image.partition("@")[0] if containers else ""
+    folder, _, last = image.rpartition("/")
+    return f"{meta.namespace}/{stem} {folder}/{last.partition(':')[0]}"
+
+
 def _finished(status: wire.PodStatus) -> float:
     ends = [c.state.terminated for c in status.container_statuses or () if c.state is not None]
     return max((timestamp(end.finished_at) for end in ends if end is not None), default=0.0)
@@ -286,6 +303,7 @@ def pod(data: bytes | msgspec.Raw) -> Pod:
             claims=len(spec.resource_claims or ()),
             owner=owner,
             index=index,
+            work=sys.intern(_work(raw)),
             created=timestamp(raw.metadata.creation_timestamp),
             deadline=notes.time(ANNOTATION_DEADLINE, math.inf),
             node=sys.intern(spec.node_name or ""),

@@ -93,6 +93,8 @@ class Pod(msgspec.Struct, frozen=True, kw_only=True, gc=False):
     """UID of its controller; empty for a bare pod."""
     index: str = ""
     """What a replacement of it has too: completion index of a Job, name in a StatefulSet."""
+    work: str = ""
+    """What earlier runs of it have too: namespace, name without what is drawn anew, image."""
     created: float = 0.0
     deadline: float = math.inf
     node: str = ""

@@ -10,10 +10,10 @@ import math
 
 import numpy as np
 
-from agent.cluster.growth import Catalogue, SpecLookup, clear_node, fill_speeds, grown
+from agent.cluster.growth import Catalogue, SpecLookup, clear_node, fill_history, fill_speeds, grown
 from agent.cluster.records import Node, Pod
 from agent.cluster.scopes import Scopes
-from agent.cluster.speeds_file import SpeedsFile
+from agent.cluster.speeds_file import SpeedsFile, WorkRuns
 from agent.cluster.view import (
     GPUS_PER_NODE,
     PENDING,
@@ -74,6 +74,7 @@ class Seating:
         self._scopes = Scopes()
         self._nodes: dict[int, Node] = {}
         self.speeds: SpeedsFile | None = None
+        self._works: dict[str, WorkRuns] = {}
         self._at: list[int] = [_NOWHERE] * pods  # by slot: a row, _QUEUED or _NOWHERE
         # Pods that are on a node which nobody knows, or knows yet: by node, and the node by pod.
         self._strays: dict[str, dict[str, None]] = {}
@@ -178,7 +179,8 @@ class Seating:
             )
             self._resize(pods=size)
         view = self.view
-        view.kind[slot], view.size[slot] = self.names.row(pod.job_type, pod.gang), np.nan
+        view.kind[slot] = self.names.row(pod.job_type, pod.gang)
+        self.write_size(pod)
         view.node[slot], view.gpu_mask[slot], view.start[slot] = -1, 0, np.nan
         view.arrival[slot] = arrival
 
@@ -275,6 +277,14 @@ class Seating:
         """Take over what the learner knows about speeds."""
         self.speeds = speeds
         fill_speeds(self.view, speeds, self.names)
+        fill_history(self.view, speeds, self.names)
+        self._works = {} if speeds is None else {runs.work: runs for runs in speeds.works}
+
+    def write_size(self, pod: Pod) -> None:
+        """How long the pod's work has taken before, where that is known."""
+        runs, slot = self._works.get(pod.work), self.slots[pod.uid]
+        self.view.size[slot] = np.nan if runs is None else runs.log_seconds
+        self.view.trust[slot] = 1.0 if runs is None else runs.trust
 
     def _resize(self, *, nodes: int = 0, pods: int = 0) -> None:
         view = self.view

@@ -1,4 +1,4 @@
-"""The file in which the learner tells the decision path how fast work runs where.
+"""The file in which the learner tells the decision path how fast work runs where, and how long.
 
 Written by ``agent.learning.publish`` whenever its predictions changed, read by
 ``agent.scheduling.serve`` as soon as the file is another one. It is JSON, replaced atomically, and
@@ -29,6 +29,20 @@ class KindSpeeds(msgspec.Struct, frozen=True, kw_only=True):
     slowdown: list[float]
     """[T] log of (steps/s on the kind's fastest model / steps/s on this one), ≥ 0, in the order of
     ``gpu_models``."""
+    runs: int = 0
+    """Finished runs that the learner knows of."""
+    log_seconds: float = 0.0
+    """Their mean log run time on the kind's fastest model, log s."""
+
+
+class WorkRuns(msgspec.Struct, frozen=True, kw_only=True):
+    """How long earlier runs of the same work took (``agent.cluster.records.Pod.work``)."""
+
+    work: str
+    log_seconds: float
+    """Their mean log run time on the fastest model, log s."""
+    trust: float
+    """What that counts against the estimate for the kind, 0 to 1."""
 
 
 class SpeedsFile(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,6 +60,7 @@ class SpeedsFile(msgspec.Struct, frozen=True, kw_only=True):
     """[T] predicted log slow-down, ≥ 0, of a kind that ``kinds`` does not list; empty: all 0."""
     prior_interference: float = 0.0
     """Log slow-down of a pair that ``interference`` does not cover, ≥ 0."""
+    works: list[WorkRuns] = []
 
 
 _decoder = msgspec.json.Decoder(SpeedsFile)
@@ -76,6 +91,12 @@ def check(speeds: SpeedsFile) -> None:
             raise SpeedsFileError(f"{what} has {len(values)} values, expected {len(columns)}")
         if not all(math.isfinite(value) and value >= 0.0 for value in values):
             raise SpeedsFileError(f"{what} holds a value that is negative or not finite")
+    for kind in speeds.kinds:
+        if kind.runs < 0 or not math.isfinite(kind.log_seconds):
+            raise SpeedsFileError(f"kind {kind.job_type!r} × {kind.gpus} has impossible run times")
+    for work in speeds.works:
+        if not (math.isfinite(work.log_seconds) and 0.0 <= work.trust <= 1.0):
+            raise SpeedsFileError(f"work {work.work!r} has impossible run times")
 
 
 def write(path: Path, speeds: SpeedsFile) -> None:

@@ -308,9 +308,11 @@ class ClusterState:
             self._settle(uid)
 
     def set_speeds(self, speeds: SpeedsFile | None) -> None:
-        """Take over what the learner knows about speeds."""
+        """Take over what the learner knows about speeds and run times."""
         self._step()
         self._seating.set_speeds(speeds)
+        for pod in self.pods.values():
+            self._seating.write_size(pod)
 
     def pod_name(self, slot: int) -> str:
         """UID of the pod in a slot; empty for −1 (waiting)."""

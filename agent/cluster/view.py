@@ -64,7 +64,10 @@ class View(NamedTuple):
     deadline: Floats
     """[P] when it should be done; infinite where it has none."""
     size: Floats
-    """[P] known log run time in log seconds on the fastest type; NaN: estimate by kind."""
+    """[P] log run time in log seconds on the fastest type, of earlier runs of the same work or as
+    known; NaN: estimate by kind."""
+    trust: Floats
+    """[P] what ``size`` counts against the kind's estimate, 0 to 1; 1 where it is known."""
     node: Ints
     """[P] where it runs; −1 while pending or gone."""
     gpu_mask: Ints
@@ -117,6 +120,7 @@ def empty_view(
         start=np.full(pods, np.nan),
         deadline=np.full(pods, np.inf),
         size=np.full(pods, np.nan),
+        trust=np.ones(pods),
         node=np.full(pods, -1, np.int64),
         gpu_mask=np.zeros(pods, np.int64),
         queue=np.zeros((2, pods), np.int64),

@@ -13,12 +13,14 @@ from agent.cluster.outcomes import Terminated
 
 class Owner(msgspec.Struct, frozen=True):
     kind: str = ""
+    name: str = ""
     uid: str = ""
     controller: bool | None = None
 
 
 class Meta(msgspec.Struct, frozen=True, rename="camel"):
     name: str
+    generate_name: str = ""
     uid: str = ""
     namespace: str = "default"
     labels: dict[str, str] | None = None
@@ -38,6 +40,7 @@ class Resources(msgspec.Struct, frozen=True):
 
 
 class Container(msgspec.Struct, frozen=True, rename="camel"):
+    image: str = ""
     resources: Resources | None = None
     restart_policy: str | None = None
 

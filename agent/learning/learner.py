@@ -334,6 +334,12 @@ class OnlineLearner:
             gate_accepted=self.live.accepted,
             gate_rejected=self.live.rejected,
         )
+        known = self._publisher.run_times
+        self.metrics.update(
+            run_time_error_by_kind=known.by_kind,
+            run_time_error=known.by_work,
+            run_time_coverage=known.coverage,
+        )
         if completion:
             self.metrics["mean_completion_seconds"] = float(np.mean(completion))
             self.metrics["p99_completion_seconds"] = float(np.quantile(completion, 0.99))

@@ -6,7 +6,7 @@ cluster's own arrivals, so that bursts, job mix and rate are its own.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,7 @@ from agent.cluster.growth import MAX_MODELS, UNKNOWN_SPEC
 from agent.cluster.records import Node
 from agent.cluster.view import GPUS_PER_NODE, gpu_group
 from agent.journal import PodEvent
+from agent.learning.run_times import Run, fit, job_of, kind_of, runs_of
 from agent.learning.speeds import Kind, SpeedModel
 from agent.learning.store import Store
 from agent.simulator.hardware import SpeedTable, peak_ratio
@@ -48,6 +49,10 @@ class Twin:
     """[M] −1 for work without a GPU."""
     seconds: Floats
     """[M] run time on the kind's fastest model."""
+    size: Floats
+    """[M] log run time of the other runs of the same work, log s; NaN where they tell nothing."""
+    trust: Floats
+    """[M] what ``size`` counts against the kind's estimate, 0 to 1."""
     request: Floats
     """[M, 5] CPU, memory, whole GPUs, share of one GPU, memory on each GPU."""
     slack: Floats
@@ -63,10 +68,7 @@ class Twin:
 
     def workload(self, *, seed: int, window: int, jobs: int) -> Workload:
         """``jobs`` jobs of a window: blocks of consecutive arrivals, drawn with replacement."""
-        rng = np.random.default_rng([seed, window, 0])
-        blocks = -(-jobs // BLOCK)
-        starts = rng.integers(len(self.gap), size=blocks)
-        rows = ((starts[:, None] + np.arange(BLOCK)) % len(self.gap)).ravel()[:jobs]
+        rows, rng = self._drawn(seed, window, jobs)
         arrival = np.cumsum(self.gap[rows])
         arrival -= arrival[0]
         request, kind = self.request[rows], self.kind[rows]
@@ -90,6 +92,14 @@ class Twin:
             allowed=self.allowed[rows],
         )
 
+    def _drawn(self, seed: int, window: int, jobs: int) -> tuple[Ints, np.random.Generator]:
+        """([jobs] rows of a window, the generator that its other draws come from)."""
+        rng = np.random.default_rng([seed, window, 0])
+        blocks = -(-jobs // BLOCK)
+        starts = rng.integers(len(self.gap), size=blocks)
+        rows = ((starts[:, None] + np.arange(BLOCK)) % len(self.gap)).ravel()[:jobs]
+        return rows, rng
+
     def simulation(self, *, seed: int, window: int, jobs: int) -> Simulation:
         """The window before its first arrival; the agent in it knows predictions, not the truth."""
         rng = np.random.default_rng([seed, window, 1])
@@ -102,6 +112,8 @@ class Twin:
             workload, self.nodes, truth, seed=seed + window, known_speeds=False
         )
         view, kinds = simulation.cluster, len(self.speeds)
+        rows, _ = self._drawn(seed, window, jobs)
+        view.size[:], view.trust[:] = self.size[rows], self.trust[rows]
         view.gpu_spec[:] = self.gpu_spec
         view.slowdown[:kinds] = -np.log(self.speeds.relative)
         job_types = len(self.speeds.job_types)
@@ -124,21 +136,11 @@ def gpu_models(nodes: Sequence[Node]) -> list[str]:
     return sorted({node.gpu_model for node in nodes if node.gpus})
 
 
-def job_of(event: PodEvent) -> str:
-    """What all pods of a job have in common; a pod of an earlier release is a job of its own."""
-    return event.job or event.uid
-
-
 def _mask(accepted: Sequence[str], models: Sequence[str]) -> int:
     """The bit mask of a pod's accepted models; ANY_TYPE for a pod that names none."""
     if not accepted:
         return ANY_TYPE
     return sum(1 << t for t, name in enumerate(models[:MAX_MODELS]) if name in accepted)
-
-
-def kind_of(event: PodEvent) -> Kind:
-    """The kind of a pod: shared pods count as one GPU, work without GPUs as none."""
-    return event.job_type, max(event.gpus, 1 if event.gpu_share > 0 else 0)
 
 
 def known_kinds(store: Store, limit: int = 2000) -> list[Kind]:
@@ -166,7 +168,14 @@ def build(
     kinds = list(dict.fromkeys(kind_of(event) for event in created if kind_of(event)[1] > 0))
     table = _table(model, kinds, models)
     row = {kind: k for k, kind in enumerate(kinds)}
-    seconds, history = _sizes(created, finished, row, table, models)
+    runs = runs_of(created, finished, _slower(row, table, models))
+    seconds, history = _sizes(created, runs, row)
+    known = fit([run for run in runs if run is not None])
+    own = [
+        known.own(event.work, math.nan if run is None else run.log_seconds)
+        for event, run in zip(created, runs, strict=True)
+    ]
+    size, trust = np.array(own).T
     mix = _mix(nodes, models)
     request = np.array(
         [
@@ -190,6 +199,8 @@ def build(
         gap=gap[keep],
         kind=kind[keep],
         seconds=seconds[keep],
+        size=size[keep],
+        trust=trust[keep],
         request=request[keep],
         slack=np.array([event.deadline - event.time for event in created])[keep],
         allowed=allowed[keep],
@@ -226,28 +237,27 @@ def _table(model: SpeedModel, kinds: Sequence[Kind], models: Sequence[str]) -> S
     )
 
 
+def _slower(
+    row: Mapping[Kind, int], table: SpeedTable, models: Sequence[str]
+) -> Callable[[Kind, str], float]:
+    """Predicted log slow-down by kind and GPU model; 0 where either is not in the table."""
+    slowdown = -np.log(table.relative) if len(table) else np.zeros((0, len(models)))
+
+    def slower(kind: Kind, model: str) -> float:
+        known = kind in row and model in models
+        return float(slowdown[row[kind], models.index(model)]) if known else 0.0
+
+    return slower
+
+
 def _sizes(
-    created: Sequence[PodEvent],
-    finished: dict[str, PodEvent],
-    row: dict[Kind, int],
-    table: SpeedTable,
-    models: Sequence[str],
+    created: Sequence[PodEvent], runs: Sequence[Run | None], row: Mapping[Kind, int]
 ) -> tuple[Floats, Floats]:
     """([M] run seconds on the fastest model, [K + 1, 2] the history of finished ones).
 
     A pod that has not finished gets its kind's mean, or that of all where its kind is new.
     """
-    slowdown = -np.log(table.relative) if len(table) else np.zeros((0, len(models)))
-    logs = np.full(len(created), np.nan)
-    for i, event in enumerate(created):
-        end = finished.get(job_of(event))
-        if end is None or end.run_seconds <= 0.0:
-            continue
-        k = row.get(kind_of(event), -1)
-        slower = (
-            slowdown[k, models.index(end.gpu_model)] if k >= 0 and end.gpu_model in models else 0.0
-        )
-        logs[i] = math.log(end.run_seconds) - slower
+    logs = np.array([np.nan if run is None else run.log_seconds for run in runs])
     known = ~np.isnan(logs)
     usual = float(logs[known].mean()) if known.any() else math.log(3600.0)
     history = np.zeros((len(row) + 1, 2))

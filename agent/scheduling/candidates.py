@@ -152,7 +152,8 @@ def _same_request(view: View, a: int, b: int) -> bool:
         return False
     if view.scope[a] != view.scope[b]:
         return False
-    if not (math.isnan(view.size[a]) and math.isnan(view.size[b])):
+    sizes_differ = view.size[a] != view.size[b] or view.trust[a] != view.trust[b]
+    if sizes_differ and not (math.isnan(view.size[a]) and math.isnan(view.size[b])):
         return False
     for asked in range(view.request.shape[1]):
         if view.request[a, asked] != view.request[b, asked]:

@@ -141,16 +141,17 @@ def expected_log_run_time(view: View, kind: int) -> float:
 
 @inlined
 def pod_log_run_time(view: View, context: Context, pod: int) -> float:
-    """The pod's known log run time where it has one, else its kind's expectation."""
-    size = view.size[pod]
-    return context.expected[view.kind[pod]] if math.isnan(size) else size
+    """The kind's expectation, moved towards the pod's own size as far as that is trusted."""
+    size, expected = view.size[pod], context.expected[view.kind[pod]]
+    return expected if math.isnan(size) else expected + view.trust[pod] * (size - expected)
 
 
 @inlined
 def pod_run_time(view: View, context: Context, pod: int) -> float:
     """The exponential of :func:`pod_log_run_time`, s."""
-    size = view.size[pod]
-    return context.run_time[view.kind[pod]] if math.isnan(size) else math.exp(size)
+    if math.isnan(view.size[pod]):
+        return context.run_time[view.kind[pod]]
+    return math.exp(pod_log_run_time(view, context, pod))
 
 
 @inlined

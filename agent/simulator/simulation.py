@@ -134,7 +134,7 @@ def copy_simulation(sim: Simulation) -> Simulation:
         v.clock.copy(), v.capacity, v.requested.copy(), v.usage.copy(), v.ready.copy(),
         v.gpu_type, v.gpu_memory, v.gpu_share.copy(), v.gpu_memory_requested.copy(),
         v.scopes, v.request, v.kind, v.allowed, v.scope, v.arrival, v.start.copy(), v.deadline,
-        v.size,
+        v.size, v.trust,
         v.node.copy(), v.gpu_mask.copy(), v.queue.copy(), v.counts.copy(), v.gpu_spec,
         v.slowdown, v.interference, v.kind_type, v.kind_gpus, v.history_kind.copy(),
         v.history_type.copy(), v.history_gpus.copy(),
