@@ -8,7 +8,7 @@ export FLWR_TELEMETRY_ENABLED := 0
 export FLWR_DISABLE_UPDATE_CHECK := 1
 
 .DEFAULT_GOAL := help
-.PHONY: help demo demo-kubernetes lab test lint format stubs constraints clean
+.PHONY: help demo demo-kubernetes lab test results lint format stubs constraints clean
 
 help:  ## Show this help
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-16s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
@@ -36,6 +36,9 @@ lab: $(READY)  ## Start real Kubernetes clusters on this machine, until Ctrl-C
 test: $(READY)  ## Run every test
 	@$(BIN)/python -m pytest $(ARGS)
 
+results: $(READY)  ## Run every benchmark suite and write docs/results.md
+	@$(BIN)/python -m common benchmark all --docs docs $(ARGS)
+
 lint: $(READY)  ## Check format, style, types and the import rules
 	@$(BIN)/ruff format --check .
 	@$(BIN)/ruff check .
@@ -54,4 +57,4 @@ constraints: $(READY)  ## Write the installed versions to constraints.txt
 	   $(BIN)/python -m pip freeze --exclude-editable; } > constraints.tmp && mv constraints.tmp constraints.txt
 
 clean:  ## Remove the virtual environment and everything generated
-	rm -rf $(VENV) demo-out lab-out build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis
+	rm -rf $(VENV) demo-out lab-out benchmark-results build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis

@@ -33,8 +33,11 @@ RuleName = Literal[
     "sjf",
     "sjf-eft",
     "hrrn-eft",
+    "priced-djct",
+    "priced-eft",
 ]
 """The rules of scheduling/rules.py but for the oracles, which know what no live cluster tells."""
+DEFAULT_RULE: RuleName = "priced-eft"
 
 
 class SettingsError(ValueError):
@@ -103,7 +106,7 @@ class ServeSettings(_Section):
     while the extender stays on loopback. Empty: only at the extender's."""
     health_port: int = Field(default=8090, ge=0, le=65535)
     """Port at ``health_host``; 0 takes a free one."""
-    rule: RuleName = "hrrn-eft"
+    rule: RuleName = DEFAULT_RULE
     """The rule that decides where no learned policy does, by its name in scheduling/rules.py."""
     margin: float = Field(default=0.3, ge=0.0)
     """How much better than the rule's own choice a learned choice must look, in log time."""
@@ -180,7 +183,7 @@ class LearnSettings(_Section):
     gate_rounds: int = Field(default=10, ge=1)
     """Learning rounds between two comparisons of the candidate with the rule."""
     gate_windows: int = Field(default=32, ge=2)
-    """Windows of one comparison."""
+    """Windows of one comparison, at most: what is clear sooner is not run on."""
     gate_jobs: int = Field(default=120, ge=2)
     """Jobs in each window."""
     gate_tolerance: float = Field(default=0.0, ge=0.0)

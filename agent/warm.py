@@ -8,6 +8,8 @@ import math
 
 import numpy as np
 
+from agent.learning.ablated import Ablated, record_ablated, simulate_ablated
+from agent.learning.reward import RewardWeights
 from agent.learning.rollouts import rollout
 from agent.scheduling.decision import decide_node, decide_queue, make_policy
 from agent.scheduling.serve import warm_up
@@ -17,8 +19,10 @@ from agent.simulator.labels import label
 from agent.simulator.nodes import node_mix
 from agent.simulator.runs import simulate
 from agent.simulator.simulation import copy_simulation, new_simulation
+from agent.simulator.stepping import semantics
 from agent.simulator.traces import read_gavel, trace_file
 from agent.simulator.workloads import window
+from common.features import FEATURE_COUNT
 from common.policy import initial_arrays
 
 
@@ -35,6 +39,12 @@ def warm() -> None:
     simulate(copy_simulation(sim), greedy)
     label(copy_simulation(sim), greedy, seed=0, rows=20)
     rollout(copy_simulation(sim), exploring, seed=0, decisions=20, mean_run_seconds=3600.0)
+    whole = Ablated(exploring, semantics(exploring.rule), np.ones(FEATURE_COUNT, np.float32), True)
+    record_ablated(
+        copy_simulation(sim), whole, seed=0, decisions=20, mean_run_seconds=3600.0,
+        weights=RewardWeights(), delayed=True,
+    )  # fmt: skip
+    simulate_ablated(copy_simulation(sim), whole, seed=0)
     while not sim.cluster.counts[0]:
         advance(sim, math.inf)
     decide_queue(sim.cluster, greedy, np.ones(len(workload), np.bool_))

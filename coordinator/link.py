@@ -16,7 +16,7 @@ import threading
 import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import numpy as np
 from flwr.app import (
@@ -33,7 +33,6 @@ from flwr.serverapp import Grid
 from common import link_pb2 as pb
 from common.codec import encode_arrays
 from common.weights import Arrays, version_id
-from coordinator.sessions import SessionServer
 
 TRAIN = "train"
 PERSONALIZE = "train.personalize"
@@ -165,10 +164,20 @@ class _Pending:
     session: int
 
 
+class Sessions(Protocol):
+    """The members' sessions: those of ``coordinator.sessions``, or members in this process."""
+
+    def members(self) -> list[str]: ...
+    def traffic(self) -> tuple[int, int]: ...
+    def send(self, member: str, message: pb.HubMessage) -> int | None: ...
+    def report(self, kind: str, text: str, member: str | None = None) -> None: ...
+    def metrics(self, member: str, values: dict[str, float]) -> None: ...
+
+
 class LinkGrid(Grid):
     """Flower's ``Grid`` over the members' sessions; its methods may be called from any thread."""
 
-    def __init__(self, sessions: SessionServer) -> None:
+    def __init__(self, sessions: Sessions) -> None:
         self._sessions = sessions
         self._changed = threading.Condition()
         self._names: dict[int, str] = {}

@@ -46,9 +46,10 @@ class CoordinatorSettings(BaseSettings):
     """Address of dashboard, metrics and health checks; port 0 takes a free one. It has no sign-in:
     open it to others only behind a proxy that has."""
 
-    strategy: StrategyName = "fedprox"
-    """How updates are aggregated: ``fedavg`` and ``fedprox`` weigh by scheduled pods;
-    ``fedmedian``, ``fedtrimmedavg``, ``krum`` and ``multikrum`` withstand lying members."""
+    strategy: StrategyName = "fedmedian"
+    """How updates are aggregated: ``fedavg`` and ``fedprox`` weigh by scheduled pods, so that who
+    claims the most decides; ``fedmedian``, ``fedtrimmedavg``, ``krum`` and ``multikrum`` withstand
+    lying members, the median from three members on."""
     proximal_mu: float = Field(default=0.01, ge=0.0)
     """FedProx: weight of the pull towards the shared policy."""
     eta: float = Field(default=0.25, ge=0.0, le=1.0)
@@ -82,9 +83,9 @@ class CoordinatorSettings(BaseSettings):
     """Largest norm of a change, whatever the others send."""
     max_examples: int = Field(default=1_000_000, ge=1)
     """Most scheduled pods that one update may claim."""
-    speed_clip: float = Field(default=1.0, gt=0.0)
-    """How far one member's mean log speed may lie from the median of the members' means (1.0: a
-    factor 2.7); beyond it, it is moved to that bound."""
+    speed_clip: float = Field(default=0.5, gt=0.0)
+    """How far one member's mean log speed may lie from the median of the members' means (0.5: a
+    factor 1.6); beyond it, it is moved to that bound, or of two members neither is believed."""
 
     max_message_bytes: int = Field(default=16 << 20, ge=1 << 16)
     """Largest message that the hub takes from a member."""

@@ -1,10 +1,12 @@
 """Sums the members' speed tables for each other; called by the round loop.
 
 Every member is sent the sum over the *others*, so that its own observations are not counted twice.
-Where at least three others know a key, each is first moved towards the rest: its mean to within
-``clip`` of the median of their means, its count to at most ten times the median count, its variance
-to at most ten times the median variance. One liar among many then shifts the shared mean by no more
-than its honest weight times ``clip``; with fewer than three others there is no majority to ask.
+From three others on, none of them is believed alone. A key that only one knows stays out, one that
+two know stays out unless their means agree to within ``clip``. Where three and more know it, each
+is first moved towards the rest: its mean to within ``clip`` of the median of their means. A count
+is at most twice the median one, of two the lesser; a variance is at most ten times the median. One
+liar then shifts a shared mean by less than ``clip``, and invents none. With fewer than three others
+there is no majority to ask, and all are believed.
 """
 
 from collections.abc import Mapping
@@ -15,19 +17,23 @@ import numpy.typing as npt
 from common.speeds import SpeedRow, SpeedTable
 
 MAJORITY = 3
-"""Least number of peers for clipping."""
-_RATIO = 10.0
+"""Least number of peers among whom one is not believed alone."""
+_COUNT_RATIO = 2.0
+_VARIANCE_RATIO = 10.0
 
 Floats = npt.NDArray[np.float64]
 
 
-def _median(values: Floats, known: npt.NDArray[np.bool_]) -> Floats:
-    """Median [K] over the known entries of ``values`` [M, K]; 0 where none is known."""
+def _median(values: Floats, known: npt.NDArray[np.bool_], *, lower: bool = False) -> Floats:
+    """Median [K] over the known entries of ``values`` [M, K]; 0 where none is known.
+
+    ``lower``: of two in the middle the lesser, and not their mean.
+    """
     ordered = np.sort(np.where(known, values, np.inf), axis=0)
     count = known.sum(axis=0)
     columns = np.arange(values.shape[1])
     low = ordered[np.maximum(count - 1, 0) // 2, columns]
-    high = ordered[np.minimum(count // 2, values.shape[0] - 1), columns]
+    high = low if lower else ordered[np.minimum(count // 2, values.shape[0] - 1), columns]
     return np.where(count > 0, (np.where(count > 0, low, 0) + np.where(count > 0, high, 0)) / 2, 0)
 
 
@@ -57,12 +63,19 @@ def peer_speeds(
     variance = np.divide(squares, n, out=np.zeros_like(n), where=known) - mean**2
     variance = np.maximum(variance, 0.0)
 
-    many = known.sum(axis=0) >= MAJORITY
-    middle = _median(mean, known)
-    mean = np.where(many, np.clip(mean, middle - clip, middle + clip), mean)
-    n = np.where(many, np.minimum(n, _RATIO * _median(n, known)), n)
-    spread = _RATIO * _median(variance, known) + clip**2
-    variance = np.where(many, np.minimum(variance, spread), variance)
+    if len(peers) >= MAJORITY:
+        knowers = known.sum(axis=0)
+        lowest = np.min(mean, axis=0, initial=np.inf, where=known)
+        highest = np.max(mean, axis=0, initial=-np.inf, where=known)
+        kept = (knowers >= MAJORITY) | ((knowers == 2) & (highest - lowest <= clip))
+        keys = [key for key, keep in zip(keys, kept, strict=True) if keep]
+        n, mean, variance = n[:, kept], mean[:, kept], variance[:, kept]
+        known = known[:, kept]
+        middle = _median(mean, known)
+        mean = np.clip(mean, middle - clip, middle + clip)
+        n = np.minimum(n, _COUNT_RATIO * _median(n, known, lower=True))
+        spread = _VARIANCE_RATIO * _median(variance, known) + clip**2
+        variance = np.minimum(variance, spread)
     columns = (
         n.sum(axis=0),
         (n * mean).sum(axis=0),

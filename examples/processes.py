@@ -225,14 +225,19 @@ class Supervisor:
         )
 
     def stop(self) -> None:
-        """End every process: politely, then for certain."""
-        running = [process for process in self.processes if process.alive]
-        for process in running:
-            assert process.popen is not None
-            process.popen.terminate()
-        deadline = time.monotonic() + 10.0
-        for process in running:
-            process.stop(max(deadline - time.monotonic(), 0.1))
+        """End every process: politely, then for certain.
+
+        What cannot be brought back is the world of the others, which say goodbye to it: it ends
+        after them.
+        """
+        for world in (False, True):
+            running = [p for p in self.processes if p.alive and p.restart != world]
+            for process in running:
+                assert process.popen is not None
+                process.popen.terminate()
+            deadline = time.monotonic() + 10.0
+            for process in running:
+                process.stop(max(deadline - time.monotonic(), 0.1))
         self.processes.clear()
 
 

@@ -19,7 +19,7 @@ from agent.arrays import Floats
 from agent.cluster.view import View, empty_view, gpu_group
 from agent.journal import PodEvent
 from agent.learning.speeds import Kind
-from agent.scheduling.rules import expected_log_run_time
+from agent.scheduling.outlook import expected_log_run_time
 
 Key = TypeVar("Key", Kind, str)
 WEIGHTS = (0.25, 0.5, 1.0, 2.0, 4.0, 8.0)

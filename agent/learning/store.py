@@ -18,7 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from agent.cluster.outcomes import OUTCOMES
-from agent.journal import Census, Decision, PodEvent, Progress, Record, read, segments
+from agent.journal import Census, Decision, PodEvent, Progress, Record, pack, read, segments, unpack
 
 log = logging.getLogger(__name__)
 
@@ -55,7 +55,6 @@ CREATE INDEX IF NOT EXISTS pod_events_job ON pod_events (job) WHERE kind = 'crea
 """
 _TRANSACTION_RECORDS = 1000
 
-_decision_decoder = msgspec.msgpack.Decoder(Decision)
 _event_decoder = msgspec.msgpack.Decoder(PodEvent)
 _encoder = msgspec.msgpack.Encoder()
 
@@ -236,7 +235,7 @@ class Store:
             added = self._db.execute(
                 "INSERT OR IGNORE INTO decisions (id, session, time, uid, record) "
                 "VALUES (?, ?, ?, ?, ?)",
-                (record.id, record.session, record.time, uid, _encoder.encode(record)),
+                (record.id, record.session, record.time, uid, pack(record)),
             ).rowcount
             self._count("decisions" if added else "repeated_decisions")
         elif isinstance(record, PodEvent):
@@ -300,7 +299,9 @@ class Store:
         for seq, uid, record in self._db.execute(
             "SELECT seq, uid, record FROM decisions WHERE fate IS NULL ORDER BY seq"
         ):
-            yield OpenDecision(seq, uid, _decision_decoder.decode(record))
+            decision = unpack(record)
+            assert isinstance(decision, Decision)
+            yield OpenDecision(seq, uid, decision)
 
     def decided_again(self, uid: str, seq: int) -> bool:
         """Whether a later decision would place the same pod."""

@@ -29,18 +29,15 @@ from agent.scheduling.description import (
     describe_pod,
     gpus_asked,
 )
-from agent.scheduling.rules import (
+from agent.scheduling.outlook import (
     NEVER,
     Context,
     Effects,
-    Rule,
     new_effects,
-    node_cost,
-    order_key,
     pod_run_time,
     predict_effects,
-    wait_cost,
 )
+from agent.scheduling.rules import Rule, node_cost, order_key, wait_cost
 from common.features import FEATURE_COUNT
 
 MAX_QUEUE_CANDIDATES = 64
@@ -205,7 +202,7 @@ def survey_queue(
             best, best_node = seen_best[group], seen_node[group]
         else:
             predict_effects(view, context, pod, effects)
-            best, best_node = _cost_nodes(view, rule, pod, effects, costs, has_room)
+            best, best_node = _cost_nodes(view, context, rule, pod, effects, costs, has_room)
             if group < 0:
                 group = groups
                 groups += 1
@@ -258,14 +255,20 @@ def survey_queue(
 
 @lean
 def _cost_nodes(
-    view: View, rule: Rule, pod: int, effects: Effects, costs: Floats, has_room: Ints
+    view: View,
+    context: Context,
+    rule: Rule,
+    pod: int,
+    effects: Effects,
+    costs: Floats,
+    has_room: Ints,
 ) -> tuple[float, int]:
     """Fill ``costs`` of all nodes and count those with room by type; the lowest cost and its node,
     NEVER and −1 where there is none."""
     best, best_node = NEVER, -1
     has_room[:] = 0
     for n in range(len(costs)):
-        costs[n] = node_cost(view, rule, pod, n, effects)
+        costs[n] = node_cost(view, context, rule, pod, n, effects)
         if costs[n] < NEVER:
             if view.gpu_type[n] >= 0:
                 has_room[view.gpu_type[n]] += 1
@@ -352,7 +355,7 @@ def _survey(
 ) -> int:
     best = -1
     for i in range(len(nodes)):
-        costs[i] = node_cost(view, rule, pod, nodes[i], effects)
+        costs[i] = node_cost(view, context, rule, pod, nodes[i], effects)
         if best < 0 or costs[i] < costs[best]:
             best = i
     # The best and the second best of another type, so that each node has an alternative.

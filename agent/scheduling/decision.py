@@ -20,7 +20,8 @@ from agent.scheduling.candidates import (
     survey_nodes,
     survey_queue,
 )
-from agent.scheduling.rules import RULES, Rule, observe
+from agent.scheduling.outlook import observe
+from agent.scheduling.rules import RULES, Rule
 from agent.scheduling.scorer import Scorer, corrections, scorer
 from common.policy import initial_arrays
 from common.weights import Arrays
@@ -187,7 +188,10 @@ def decide_node(view: View, policy: Policy, pod: int, nodes: Ints) -> Choice:
         raise ValueError("no candidate nodes to score")
     out = new_candidates(len(nodes))
     rule_row, row, log_prob = _choose_node(view, policy, pod, nodes, out)
-    return _choice(out, len(nodes), rule_row, row, log_prob)
+    scores = out.rule_scores + out.corrections
+    return Choice(
+        out.features, out.pods, out.nodes, out.rule_scores, scores, rule_row, row, log_prob
+    )
 
 
 def extender_scores(choice: Choice) -> Ints:
@@ -196,10 +200,15 @@ def extender_scores(choice: Choice) -> Ints:
     The others follow their distance from the best, one unit of score (a factor e in expected time)
     costing five points; a node at the lowest rule score gets 0.
     """
-    best = float(choice.scores.max())
-    points = np.floor(HIGHEST - 1 - 5.0 * (best - choice.scores))
-    points = np.clip(points, 1, HIGHEST - 1).astype(np.int64)
-    points[choice.rule_scores <= LOWEST_SCORE] = 0
-    if choice.rule_scores[choice.action] > LOWEST_SCORE:
-        points[choice.action] = HIGHEST
+    return _points(choice.scores, choice.rule_scores, choice.action)
+
+
+@kernel
+def _points(scores: Floats, rule_scores: Floats, action: int) -> Ints:
+    best = scores.max()
+    points = np.zeros(len(scores), np.int64)
+    for i in range(len(scores)):
+        if rule_scores[i] > LOWEST_SCORE:
+            behind = math.floor(HIGHEST - 1 - 5.0 * (best - scores[i]))
+            points[i] = HIGHEST if i == action else min(max(behind, 1), HIGHEST - 1)
     return points

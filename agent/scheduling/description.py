@@ -21,13 +21,7 @@ from agent.cluster.view import (
     View,
     gpu_group,
 )
-from agent.scheduling.rules import (
-    Context,
-    Effects,
-    idle_gpus,
-    pod_log_run_time,
-    pod_run_time,
-)
+from agent.scheduling.outlook import Context, Effects, idle_gpus, pod_log_run_time, pod_run_time
 
 # Column numbers as constants of the kernels; a test holds them equal to common.features.
 POD_SIZE, POD_GPUS, POD_SHARE, POD_WAITED, POD_SLACK, POD_SAME_KIND, POD_ORDER = range(7)

@@ -4,6 +4,10 @@ Served by ``agent.scheduling.serve``, called by kube-scheduler for each pod that
 feasible node. The protocol is ``k8s.io/kube-scheduler/extender/v1``: JSON under Go's field names,
 scores that are integers from 0 to 10, a Content-Length and never an HTTP 500. An empty array is "no
 opinion": kube-scheduler's own scores decide, and the reason is counted.
+
+kube-scheduler adds nothing to a node that is not named, and only differences count for it. Scores
+are therefore told from the lowest one on, and nodes that have it are left out: where most nodes are
+alike it has one score to read, and not hundreds.
 """
 
 import asyncio
@@ -56,7 +60,7 @@ class ExtenderArgs(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class HostPriority(msgspec.Struct, frozen=True, rename="pascal", gc=False):
-    """One node's score in a prioritize answer."""
+    """One node in a prioritize answer, with its score above the lowest of the request's nodes."""
 
     host: str
     score: int
@@ -157,7 +161,8 @@ class Extender:
     # Verbs ----------------------------------------------------------------------------------
 
     def prioritize(self, body: bytes, began: float) -> list[HostPriority]:
-        """Scores of the request's nodes, in its order; empty for no opinion.
+        """The request's nodes that are better than its worst, in its order, each with how many
+        points; none where all are alike, or where there is no opinion.
 
         ``began`` is when work on it began, on the monotonic clock. Raises BadRequestError.
         """
@@ -200,7 +205,10 @@ class Extender:
             if pod.uid not in self._queued:
                 self._recorder.decision("prioritize", choice, state, self._policy)
             state.assume(pod.uid, names[known[scores[known].argmax()]])
-        return list(map(HostPriority, names, scores.tolist()))
+        above = (scores - scores.min()).tolist()
+        return [
+            HostPriority(name, score) for name, score in zip(names, above, strict=True) if score
+        ]
 
     def _rows(self, names: list[str]) -> Ints:
         """[C] view rows; −1 for a node that the agent does not know yet."""

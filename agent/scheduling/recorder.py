@@ -25,6 +25,8 @@ def _named(numbers: Ints, names: list[str]) -> list[str]:
     """Names by number; empty for −1 (waiting)."""
     if numbers[0] >= 0 and (numbers == numbers[0]).all():  # prioritize: one pod throughout
         return [names[numbers[0]]] * len(numbers)
+    if numbers.min() >= 0:  # hundreds of nodes
+        return list(map(names.__getitem__, numbers.tolist()))
     return [names[number] if number >= 0 else "" for number in numbers.tolist()]
 
 

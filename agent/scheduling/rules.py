@@ -1,7 +1,6 @@
-"""Rule policies under the field's names, and what they predict of a placement.
+"""Rule policies under the field's names: what goes first, what a node costs, whether to wait.
 
-A rule is an order of the pending pods, a cost of each node, and whether a pod may wait for a better
-node. ``agent.scheduling.candidates`` applies rules to a queue; the learned correction of
+``agent.scheduling.candidates`` applies rules to a queue; the learned correction of
 ``common.policy`` sits on top of their scores.
 """
 
@@ -10,29 +9,15 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Floats, Ints, inlined, kernel, lean
-from agent.cluster.view import (
-    CPU,
-    GPU_GROUPS,
-    GPUS,
-    GPUS_PER_NODE,
-    MEMORY,
-    RUNNING,
-    SHARE,
-    View,
-    gpu_group,
-    placement,
-)
+from agent.arrays import Ints, inlined, lean
+from agent.cluster.view import CPU, GPUS, MEMORY, SHARE, View, gpu_group
+from agent.scheduling.outlook import NEVER, Context, Effects, pod_log_run_time
 
 # Order of the pending pods.
 FIFO, SJF, HRRN = 0, 1, 2
 # Cost of a node.
 LEAST_ALLOCATED, MOST_ALLOCATED, BALANCED_ALLOCATION, RANDOM, FASTEST, EFT = 0, 1, 2, 3, 4, 5
 
-PRIOR_LOG_RUN_TIME = 8.0
-"""Expected log run time (log s) while nothing is known: about 50 minutes."""
-PRIOR_WEIGHT = 2.0
-NEVER = 1e18
 _TIE = 1e-3
 
 
@@ -51,9 +36,20 @@ class Rule(NamedTuple):
     """HRRN only: weight of log(response ratio) against log(expected run time)."""
     known: bool
     """Whether true run times are given (an oracle); the simulator fills ``View.size`` then."""
+    price: float = 0.0
+    """EFT only: what a second on GPUs better than the slowest type costs others, s; for one GPU
+    that does all its work in no time against the slowest, while all of its like are given out."""
+    busy: float = 1.0
+    """Power to which the price falls with the share of such GPUs that is not idle."""
+    gang: float = 1.0
+    """Power to which it rises with the number of GPUs."""
+    wait_bias: float = 0.0
+    """Added to the cost of waiting, in log of expected time; below 0 pods wait sooner."""
 
 
 _ANY = math.inf
+PRICES = 0.96, 1.5, 0.6, -0.06
+"""``price``, ``busy``, ``gang`` and ``wait_bias`` as learned by ``agent.benchmark.rule_search``."""
 RULES: dict[str, Rule] = {
     "least-allocated": Rule(FIFO, LEAST_ALLOCATED, False, _ANY, 0.0, False),
     "most-allocated": Rule(FIFO, MOST_ALLOCATED, False, _ANY, 0.0, False),
@@ -67,6 +63,8 @@ RULES: dict[str, Rule] = {
     "sjf-oracle": Rule(SJF, FASTEST, False, math.log(4.0), 0.0, True),
     "sjf-eft": Rule(SJF, EFT, True, _ANY, 0.0, False),
     "hrrn-eft": Rule(HRRN, EFT, True, math.log(6.0), 1.0, False),
+    "priced-eft": Rule(HRRN, EFT, True, math.log(6.0), 1.0, False, *PRICES),
+    "priced-djct": Rule(FIFO, EFT, False, _ANY, 0.0, False, *PRICES),
     "hrrn-eft-oracle": Rule(HRRN, EFT, True, math.log(6.0), 1.0, True),
 }
 """Rules by name; ``RULE_HELP`` explains each."""
@@ -83,236 +81,11 @@ RULE_HELP: dict[str, str] = {
     "sjf": "shortest predicted job first, on the fastest type, patient",
     "sjf-oracle": "the same with known run times: a bound, not a policy",
     "sjf-eft": "shortest predicted job first, earliest finish",
-    "hrrn-eft": "short and long-waiting jobs first, earliest finish: the rule agents start from",
-    "hrrn-eft-oracle": "the same with known run times: a bound, not a policy",
+    "hrrn-eft": "short and long-waiting jobs first, earliest finish",
+    "priced-djct": "djct that leaves scarce fast GPUs to those that gain most",
+    "priced-eft": "hrrn-eft that leaves scarce fast GPUs to those that gain most: the default",
+    "hrrn-eft-oracle": "hrrn-eft with known run times: a bound, not a policy",
 }
-
-
-class Context(NamedTuple):
-    """What one look at the cluster tells about all decisions of that moment."""
-
-    expected: Floats
-    """[K] expected log run time on the kind's fastest type."""
-    run_time: Floats
-    """[K] the same in seconds."""
-    slower: Floats
-    """[K, T] how many times slower than its fastest type a kind is predicted to be on each type."""
-    free_in: Floats
-    """[T, 4] predicted seconds until a node of the type has 1, 2, 4 or 8 idle GPUs; 0 is now."""
-    idle: Floats
-    """[T] idle GPUs."""
-    total: Floats
-    """[T] GPUs."""
-    mean_size: float
-    """Mean expected log run time over the kinds seen, weighted by their counts."""
-    speed: float
-    """The cluster's GPUs in units of fastest-type GPUs, at least one."""
-
-
-class Effects(NamedTuple):
-    """Predicted effect of one pod on each node."""
-
-    mask: Ints
-    """[N] GPUs that it would get; 0 with none asked for; −1 where it does not fit."""
-    slowdown: Floats
-    """[N] log slow-down of the node's type."""
-    on_pod: Floats
-    """[N] log slow-down by neighbours on the same GPU."""
-    log_time: Floats
-    """[N] log of the expected run time there, log s."""
-    delay: Floats
-    """[N] delay caused to the neighbours, s summed."""
-
-
-@inlined
-def expected_log_run_time(view: View, kind: int) -> float:
-    """Log run time on the fastest type, shrunk from the kind to its job type and gang size."""
-    n = total = 0.0
-    for g in range(GPU_GROUPS):
-        n += view.history_gpus[g, 0]
-        total += view.history_gpus[g, 1]
-    mean = (total + PRIOR_WEIGHT * PRIOR_LOG_RUN_TIME) / (n + PRIOR_WEIGHT)
-    group, job = gpu_group(view.kind_gpus[kind]), view.kind_type[kind]
-    by_gpus = (view.history_gpus[group, 1] + 10.0 * mean) / (view.history_gpus[group, 0] + 10.0)
-    by_type = (view.history_type[job, 1] + 10.0 * mean) / (view.history_type[job, 0] + 10.0)
-    count, own = view.history_kind[kind, 0], view.history_kind[kind, 1]
-    return (own + 4.0 * (by_gpus + by_type - mean)) / (count + 4.0)
-
-
-@inlined
-def pod_log_run_time(view: View, context: Context, pod: int) -> float:
-    """The kind's expectation, moved towards the pod's own size as far as that is trusted."""
-    size, expected = view.size[pod], context.expected[view.kind[pod]]
-    return expected if math.isnan(size) else expected + view.trust[pod] * (size - expected)
-
-
-@inlined
-def pod_run_time(view: View, context: Context, pod: int) -> float:
-    """The exponential of :func:`pod_log_run_time`, s."""
-    if math.isnan(view.size[pod]):
-        return context.run_time[view.kind[pod]]
-    return math.exp(pod_log_run_time(view, context, pod))
-
-
-@inlined
-def node_slowdown(view: View, pod: int, node: int) -> float:
-    """Predicted log slow-down of the node's GPU type; 0 for a pod that asks for no GPU."""
-    gpu_type = view.gpu_type[node]
-    if gpu_type < 0 or view.kind_gpus[view.kind[pod]] == 0:
-        return 0.0
-    return view.slowdown[view.kind[pod], gpu_type]
-
-
-@inlined
-def idle_gpus(view: View, node: int) -> int:
-    """How many of the node's GPUs nobody uses."""
-    idle = 0
-    for g in range(GPUS_PER_NODE):
-        if view.gpu_share[node, g] <= 1e-6:
-            idle += 1
-    return idle
-
-
-@kernel
-def remaining_time(mean: float, age: float) -> float:
-    """Expected seconds left of a job of ``mean`` expected length that ran for ``age``.
-
-    Run times are heavy-tailed: one that outlives its mean goes on for a share of its age.
-    """
-    return max(mean - age, 0.6 * age)
-
-
-@kernel
-def _predict_free(view: View, context: Context) -> None:
-    """Fill ``free_in`` from the running pods' expected ends."""
-    running, now = view.counts[RUNNING], view.clock[0]
-    free_in = context.free_in
-    free_in[:] = NEVER
-    # Each node's pods with GPUs as a list by time left; a global sort would cost more.
-    nodes = len(view.gpu_type)
-    first, after = np.full(nodes, -1, np.int64), np.empty(running, np.int64)
-    left = np.empty(running)
-    for i in range(running):
-        pod = view.queue[RUNNING, i]
-        n, kind = view.node[pod], view.kind[pod]
-        t = view.gpu_type[n]
-        if t < 0 or view.request[pod, GPUS] + view.request[pod, SHARE] <= 0.0:
-            continue
-        mean = pod_run_time(view, context, pod) * context.slower[kind, t]
-        left[i] = remaining_time(mean, now - view.start[pod])
-        before, behind = -1, first[n]
-        while behind >= 0 and left[behind] <= left[i]:
-            before, behind = behind, after[behind]
-        after[i] = behind
-        if before < 0:
-            first[n] = i
-        else:
-            after[before] = i
-    for n in range(nodes):
-        t = view.gpu_type[n]
-        if t < 0 or not view.ready[n]:
-            continue
-        free, until, i, group = float(idle_gpus(view, n)), 0.0, first[n], 0
-        while True:
-            while group < GPU_GROUPS and free >= (1 << group) - 1e-6:
-                free_in[t, group] = min(free_in[t, group], until)
-                group += 1
-            if i < 0 or group == GPU_GROUPS:
-                break
-            pod = view.queue[RUNNING, i]
-            share = view.request[pod, SHARE]
-            free += share if share > 0.0 else view.request[pod, GPUS]
-            until, i = left[i], after[i]
-
-
-@kernel
-def observe(view: View) -> Context:
-    """Look at the cluster once, before the decisions of one moment."""
-    kinds, types = view.slowdown.shape
-    context = Context(
-        np.empty(kinds),
-        np.empty(kinds),
-        np.empty((kinds, types)),
-        np.empty((types, GPU_GROUPS)),
-        np.zeros(types),
-        np.zeros(types),
-        0.0,
-        0.0,
-    )
-    weight = mean = 0.0
-    pace = np.zeros(types)
-    for k in range(kinds):
-        context.expected[k] = expected_log_run_time(view, k)
-        context.run_time[k] = math.exp(context.expected[k])
-        w = view.history_kind[k, 0] + 0.01
-        weight += w
-        mean += w * context.expected[k]
-        for t in range(types):
-            context.slower[k, t] = math.exp(view.slowdown[k, t])
-            pace[t] += w / context.slower[k, t]
-    for n in range(len(view.gpu_type)):
-        t = view.gpu_type[n]
-        if t >= 0 and view.ready[n]:
-            context.total[t] += int(view.capacity[n, GPUS])
-            context.idle[t] += idle_gpus(view, n)
-    speed = 0.0
-    for t in range(types):
-        speed += context.total[t] * pace[t] / max(weight, 1e-9)
-    full = Context(
-        context.expected,
-        context.run_time,
-        context.slower,
-        context.free_in,
-        context.idle,
-        context.total,
-        mean / weight if weight > 0.0 else PRIOR_LOG_RUN_TIME,
-        max(speed, 1.0),
-    )
-    _predict_free(view, full)
-    return full
-
-
-@kernel
-def new_effects(nodes: int) -> Effects:
-    """Room for the effects of one pod on each of ``nodes`` nodes."""
-    return Effects(
-        np.empty(nodes, np.int64),
-        np.empty(nodes),
-        np.empty(nodes),
-        np.empty(nodes),
-        np.empty(nodes),
-    )
-
-
-@lean
-def predict_effects(view: View, context: Context, pod: int, effects: Effects) -> None:
-    """Fill ``effects`` for one pod; neighbours matter to pods that share a GPU."""
-    base = pod_log_run_time(view, context, pod)
-    for n in range(len(view.gpu_type)):
-        effects.delay[n] = effects.on_pod[n] = 0.0
-        effects.mask[n] = placement(view, pod, n)
-        if effects.mask[n] >= 0:
-            effects.slowdown[n] = node_slowdown(view, pod, n)
-            effects.log_time[n] = base + effects.slowdown[n]
-    if view.request[pod, SHARE] <= 0.0:
-        return
-    job = view.kind_type[view.kind[pod]]
-    for i in range(view.counts[RUNNING]):
-        other = view.queue[RUNNING, i]
-        n = view.node[other]
-        if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
-            slower = view.interference[job, view.kind_type[view.kind[other]]]
-            effects.on_pod[n] += slower
-            effects.log_time[n] += slower
-    for i in range(view.counts[RUNNING]):
-        other = view.queue[RUNNING, i]
-        n = view.node[other]
-        if effects.mask[n] > 0 and (effects.mask[n] & view.gpu_mask[other]) != 0:
-            slower = view.interference[view.kind_type[view.kind[other]], job]
-            mean = math.exp(pod_log_run_time(view, context, other) + node_slowdown(view, other, n))
-            left = remaining_time(mean, view.clock[0] - view.start[other])
-            together = min(left, math.exp(effects.log_time[n]))
-            effects.delay[n] += together * (1.0 - math.exp(-slower))
 
 
 @inlined
@@ -328,24 +101,57 @@ def _share_left(view: View, pod: int, node: int, resource: int) -> float:
 
 
 @inlined
-def node_cost(view: View, rule: Rule, pod: int, node: int, effects: Effects) -> float:
+def _fit(view: View, pod: int, node: int) -> float:
+    """What tells nodes apart that are otherwise alike, lower is better.
+
+    A pod with GPUs goes where the fewest are left. One without keeps off nodes with GPUs, above all
+    those with many idle ones, whose CPU and memory the pods with GPUs will need; and it spreads.
+    """
+    gpus = _share_left(view, pod, node, GPUS)
+    if view.request[pod, GPUS] + view.request[pod, SHARE] > 0.0:
+        return gpus
+    if view.capacity[node, GPUS] > 0.0:
+        return 1.0 + gpus
+    return 1.0 - _share_left(view, pod, node, CPU)
+
+
+@lean
+def _price(view: View, context: Context, rule: Rule, pod: int, gpu_type: int) -> float:
+    """Seconds of others' time that each second of the pod on a GPU type costs.
+
+    The scarcer good GPUs are, the more a pod should leave them to those that gain most by them:
+    each pod's own earliest finish alone does not see that.
+    """
+    if gpu_type < 0:
+        return 0.0
+    scarce = context.busy[gpu_type] ** rule.busy
+    gpus = view.request[pod, GPUS] + view.request[pod, SHARE]
+    return rule.price * context.worth[gpu_type] * scarce * gpus**rule.gang
+
+
+@inlined
+def node_cost(
+    view: View, context: Context, rule: Rule, pod: int, node: int, effects: Effects
+) -> float:
     """The rule's cost of a node for the pod, lower is better; :data:`NEVER` where it cannot go.
 
     EFT costs are log seconds; the others are shares or log slow-downs. Nodes that cost the same are
-    told apart by best fit (FASTEST, EFT) or at random (the others).
+    told apart by :func:`_fit` (FASTEST, EFT) or at random (the others).
     """
     if effects.mask[node] < 0 or effects.slowdown[node] > rule.patience:
         return NEVER
     if rule.cost == RANDOM:
         return float(np.random.random())
-    gpus = _share_left(view, pod, node, GPUS)
     if rule.cost == FASTEST:
-        return effects.slowdown[node] + effects.on_pod[node] + _TIE * gpus
+        return effects.slowdown[node] + effects.on_pod[node] + _TIE * _fit(view, pod, node)
     if rule.cost == EFT:
-        finish = effects.log_time[node]
-        if effects.delay[node] > 0.0:
-            finish = math.log(math.exp(finish) + effects.delay[node])
-        return finish + _TIE * gpus
+        finish, others = effects.log_time[node], effects.delay[node]
+        if rule.price > 0.0:
+            others += math.exp(finish) * _price(view, context, rule, pod, view.gpu_type[node])
+        if others > 0.0:
+            finish = math.log(math.exp(finish) + others)
+        return finish + _TIE * _fit(view, pod, node)
+    gpus = _share_left(view, pod, node, GPUS)
     cpu, memory = _share_left(view, pod, node, CPU), _share_left(view, pod, node, MEMORY)
     parts = 3.0 if view.capacity[node, GPUS] > 0.0 else 2.0
     left = (cpu + memory + (gpus if parts > 2.0 else 0.0)) / parts
@@ -379,7 +185,10 @@ def wait_cost(
         if slower > rule.patience or context.free_in[t, group] >= NEVER:
             continue
         until = context.free_in[t, group] + ahead / context.speed
-        best = min(best, math.log(until + math.exp(base + slower)))
+        run = math.exp(base + slower)
+        if rule.price > 0.0:
+            run *= 1.0 + _price(view, context, rule, pod, t)
+        best = min(best, rule.wait_bias + math.log(until + run))
     return best
 
 

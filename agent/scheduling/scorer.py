@@ -8,9 +8,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Features, Floats, inlined, kernel
+from agent.arrays import Features, Floats, Ints, inlined, kernel
 from common.policy import BOUND, HIDDEN, check_arrays
 from common.weights import Arrays
+
+FEW = 64
+"""Up to so many candidates are all scored; among more, nodes that look alike are scored once."""
 
 
 class Scorer(NamedTuple):
@@ -83,22 +86,61 @@ def _rectify(codes: Features) -> None:
 
 
 @kernel
+def _originals(features: Features, count: int) -> Ints:
+    """[count] the first row that is the same as each of the first ``count`` rows, to the bit."""
+    first = np.arange(count)
+    if count <= FEW:
+        return first
+    bits, words = features.view(np.uint64), features.shape[1] // 2
+    size = 256
+    while size < 2 * count:
+        size *= 2
+    table = np.full(size, -1, np.int64)
+    for i in range(count):
+        digest = np.uint64(0)
+        for w in range(words):
+            digest = (digest ^ bits[i, w]) * np.uint64(0x9E3779B97F4A7C15)
+            digest ^= digest >> np.uint64(32)
+        at = np.int64(digest & np.uint64(size - 1))
+        while table[at] >= 0:
+            other, same = table[at], True
+            for w in range(words):
+                if bits[i, w] != bits[other, w]:
+                    same = False
+                    break
+            if same:
+                first[i] = other
+                break
+            at = (at + 1) & (size - 1)
+        else:
+            table[at] = i
+    return first
+
+
+@kernel
 def corrections(net: Scorer, features: Features, count: int, out: Floats) -> None:
     """Write the corrections, each within ±BOUND, of the first ``count`` rows of ``features``.
 
     ``features`` is [M, FEATURE_COUNT], ``out`` is [M].
     """
     first, second = np.empty((4, HIDDEN), np.float32), np.empty((4, HIDDEN), np.float32)
-    last = count - 1
-    for i in range(0, count, 4):  # past the end, the last row again
-        _layer(
-            features, i, min(i + 1, last), min(i + 2, last), min(i + 3, last), net.w1, net.b1, first
-        )
+    original = _originals(features, count)
+    rows = np.empty(count + 3, np.int64)
+    distinct = 0
+    for i in range(count):
+        if original[i] == i:
+            rows[distinct] = i
+            distinct += 1
+    rows[distinct : distinct + 3] = count - 1  # past the end, the last row again
+    for i in range(0, distinct, 4):
+        _layer(features, rows[i], rows[i + 1], rows[i + 2], rows[i + 3], net.w1, net.b1, first)
         _rectify(first)
         _layer(first, 0, 1, 2, 3, net.w2, net.b2, second)
         _rectify(second)
-        for r in range(min(4, count - i)):
+        for r in range(min(4, distinct - i)):
             z = net.b3[0]
             for c in range(HIDDEN):
                 z += second[r, c] * net.w3[c]
-            out[i + r] = BOUND * math.tanh(z)
+            out[rows[i + r]] = BOUND * math.tanh(z)
+    for i in range(count):
+        out[i] = out[original[i]]

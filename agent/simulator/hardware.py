@@ -24,6 +24,7 @@ BoolArray = npt.NDArray[np.bool_]
 
 GPU_TYPES = ("k80", "p100", "v100")  # those that Gavel measured; the order of every [.., T] axis
 GPU_COUNTS = (1, 2, 4, 8)
+SPEED_FILES = ("simulation_throughputs_isolated.csv", "simulation_throughputs_colocated.csv")
 # Two jobs that the co-location table marks as not fitting crawl at this relative speed: a
 # positive number keeps every run time finite, and ``fits`` tells what really happened.
 DOES_NOT_FIT = 0.02
@@ -95,8 +96,7 @@ def load_speeds(folder: Path | None = None) -> SpeedTable:
     Errors: TraceError for a malformed or missing table, or when no kind is left.
     """
     paths = [
-        trace_file(f"gavel/{name}") if folder is None else folder / name
-        for name in ("simulation_throughputs_isolated.csv", "simulation_throughputs_colocated.csv")
+        trace_file(f"gavel/{name}") if folder is None else folder / name for name in SPEED_FILES
     ]
     alone = read_gavel_isolated(paths[0])
     together = read_gavel_colocated(paths[1])

@@ -71,7 +71,7 @@ class Tape(NamedTuple):
 
 
 @kernel
-def _integrate(sim: Simulation, sums: Floats, before: float, rates: Floats) -> None:
+def integrate(sim: Simulation, sums: Floats, before: float, rates: Floats) -> None:
     """Add the time since ``before`` at ``rates``, then take the present rates."""
     elapsed = sim.cluster.clock[0] - before
     sums += rates * elapsed
@@ -106,7 +106,7 @@ def _record(
     killed = sim.counters[OOM_KILLS]
     attempts = sim.attempts.copy()
     while m < room and sim.counters[DONE] < len(sim.state) and advance(sim, until):
-        _integrate(sim, sums, before, rates)
+        integrate(sim, sums, before, rates)
         before = sim.cluster.clock[0]
         if sim.counters[OOM_KILLS] > killed:
             killed = sim.counters[OOM_KILLS]
@@ -141,7 +141,7 @@ def _record(
             m += 1
             if pod < 0:
                 break
-    _integrate(sim, sums, before, rates)
+    integrate(sim, sums, before, rates)
     tape.time[m], tape.integrals[m] = sim.cluster.clock[0], sums
     return m
 

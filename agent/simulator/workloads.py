@@ -301,12 +301,15 @@ def synthetic(
     load: float,
     seed: int,
     options: Options | None = None,
+    like: Jobs | None = None,
 ) -> Workload:
     """``count`` jobs drawn with replacement from a trace's mix, arriving by a process.
 
-    arrivals: ``poisson`` (exponential gaps) or ``uniform`` (gaps even between 0 and twice the
-    mean); the offered load is then set exactly, as for a window.
-    Errors: ValueError for another process, for fewer than two jobs, and as in offered_load.
+    arrivals: ``poisson`` (exponential gaps), ``uniform`` (gaps even between 0 and twice the
+    mean) or ``alibaba`` (a stretch of the gaps between the arrivals of ``like``, the openb pods,
+    bursts and lulls kept); the offered load is then set exactly, as for a window.
+    Errors: ValueError for another process, for ``alibaba`` without ``like``, for fewer than two
+    jobs, and as in offered_load.
     """
     if count < 2:
         raise ValueError(f"a synthetic workload needs at least 2 jobs, got {count}")
@@ -315,13 +318,30 @@ def synthetic(
         between = gaps.exponential(1.0, count)
     elif arrivals == "uniform":
         between = gaps.uniform(0.0, 2.0, count)
+    elif arrivals == "alibaba":
+        between = _stretch(_gaps_like(like), count, gaps)
     else:
-        raise ValueError(f"arrivals are 'poisson' or 'uniform', not {arrivals!r}")
+        raise ValueError(f"arrivals are 'poisson', 'uniform' or 'alibaba', not {arrivals!r}")
     ready = prepare(jobs, speeds, nodes, seed=seed, options=options)
     if not len(ready):
         raise ValueError(f"no usable job in the {jobs.source} trace: {dict(ready.dropped)}")
     drawn = ready.take(np.random.default_rng([seed, _SAMPLE]).integers(len(ready), size=count))
     return _scaled(replace(drawn, arrival=np.cumsum(between)), speeds, nodes, load)
+
+
+def _gaps_like(like: Jobs | None) -> FloatArray:
+    """Gaps between a trace's arrivals, s, but for those of its first hundredth of jobs: openb
+    begins with services that had been there for weeks before the others came."""
+    arrival = np.sort(like.arrival_s) if like is not None else np.empty(0)
+    found = np.diff(arrival[-(-len(arrival) // 100) :])
+    if not len(found) or np.isnan(found).any():
+        raise ValueError("arrivals like Alibaba's need a trace with arrival times: openb's pods")
+    return found
+
+
+def _stretch(gaps: FloatArray, count: int, rng: np.random.Generator) -> FloatArray:
+    """``count`` consecutive gaps from a random place on, going on at the start behind the last."""
+    return gaps[(int(rng.integers(len(gaps))) + np.arange(count)) % len(gaps)]
 
 
 def _scaled(part: Workload, speeds: SpeedTable, nodes: NodeMix, load: float) -> Workload:

@@ -11,7 +11,7 @@ from typing import Annotated
 
 import typer
 
-from agent.benchmark_latency import measure, report
+from agent.benchmark.latency import measure, report
 from examples.lab.build import binaries
 from examples.processes import ExampleError
 

@@ -9,9 +9,10 @@ import json
 import re
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from http import HTTPStatus
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -22,6 +23,7 @@ import yaml
 from rich.console import Console
 from rich.table import Table
 
+from agent.cluster.records import RESOURCE_GPU
 from agent.statistics import paired_ratio
 from examples.lab.control_plane import ControlPlane, answer, node_manifest, pod_manifest, until
 from examples.lab.figures import Figures
@@ -58,7 +60,7 @@ class Burst(msgspec.Struct, frozen=True):
     p99_ms: float = 0.0
 
 
-def _extenders(port: int, timeout: float) -> dict[str, Any]:
+def _extenders(port: int, timeout: float, resources: Sequence[str]) -> dict[str, Any]:
     return {
         "extenders": [
             {
@@ -68,6 +70,7 @@ def _extenders(port: int, timeout: float) -> dict[str, Any]:
                 "httpTimeout": f"{1e3 * timeout:.0f}ms",
                 "nodeCacheCapable": True,
                 "ignorable": True,
+                "managedResources": [{"name": name} for name in resources],
             }
         ]
     }
@@ -84,14 +87,25 @@ def nodes(count: int) -> Iterator[dict[str, Any]]:
         )
 
 
+def _gpus(node_count: int) -> int:
+    return 8 * -(-node_count // GPU_NODES)
+
+
 class Bench:
     """Bursts on one cluster."""
 
     def __init__(
-        self, plane: ControlPlane, node_count: int, pods: int, learn: bool, timeout: float
+        self,
+        plane: ControlPlane,
+        node_count: int,
+        pods: int,
+        learn: bool,
+        timeout: float,
+        resources: Sequence[str] = (),
     ) -> None:
         self._plane, self._pods, self._learn, self._timeout = plane, pods, learn, timeout
-        self._gpus = 8 * -(-node_count // GPU_NODES)
+        self._resources = resources
+        self._gpus = _gpus(node_count)
         self._core: Any = kubernetes.client.CoreV1Api(plane.api())
         self._number = 0
         plane.create_nodes(nodes(node_count))
@@ -106,7 +120,7 @@ class Bench:
             if arm == ALONE:
                 return Burst(arm, self._schedule({}))
             with self._go() if arm == GO else self._agent() as port:
-                rate = self._schedule(_extenders(port, self._timeout))
+                rate = self._schedule(_extenders(port, self._timeout, self._resources))
                 if arm == GO:
                     return Burst(arm, rate)
                 said = Figures(answer(f"http://127.0.0.1:{port}/metrics"))
@@ -181,9 +195,13 @@ class Bench:
             list(pool.map(create, range(self._pods)))
 
     def _clear(self) -> None:
-        self._core.delete_collection_namespaced_pod(NAMESPACE, grace_period_seconds=0)
-
         def gone() -> bool:
+            try:
+                self._core.delete_collection_namespaced_pod(NAMESPACE, grace_period_seconds=0)
+            except kubernetes.client.ApiException as error:
+                if error.status != HTTPStatus.GATEWAY_TIMEOUT:
+                    raise
+                return False  # on a busy machine it takes several calls
             return not self._core.list_namespaced_pod(NAMESPACE, limit=1).items
 
         until(gone, "the pods of the burst are gone", BURST_SECONDS)
@@ -201,13 +219,15 @@ class Bench:
             "serve": {"port": port, "budget_seconds": self._timeout / 2},
         }
         config.write_text(yaml.safe_dump(settings))
-        parts = {"serve": f"http://127.0.0.1:{port}/readyz"}
-        if self._learn:
-            parts["learn"] = ""
+        parts = ["serve", "learn"] if self._learn else ["serve"]
         try:
-            for part, ready in parts.items():
-                command = fedsched("agent", part, "--config", str(config))
+            for part in parts:
+                up = folder / f"{part}.up"
+                command = fedsched("agent", part, "--config", str(config), "--ready-file", str(up))
+                ready = f"http://127.0.0.1:{port}/readyz" if part == "serve" else ""
                 self._plane.run(f"{name}-{part}", command, ready=ready)
+                # Starting takes seconds of CPU, which are no part of running beside a scheduler.
+                until(up.exists, f"{name}-{part} is up; see {self._plane.log(f'{name}-{part}')}")
             yield port
         finally:
             for part in parts:
@@ -238,17 +258,19 @@ def measure(
     learn: bool = True,
     go: bool = False,
     timeout: float = 0.1,
+    resources: Sequence[str] = (),
     say: Callable[[str], None] = print,
 ) -> list[list[Burst]]:
     """Bursts by repetition, one of each arm; their order turns round from one to the next.
 
     ``timeout`` is how long kube-scheduler waits for an extender, s; the agent's budget is half.
+    ``resources`` restrict an extender to pods that ask for one of them.
     """
     arms = [ALONE, AGENT, GO] if go else [ALONE, AGENT]
     found = []
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder)) as plane:
         say(f"creating {node_count} nodes …")
-        bench = Bench(plane, node_count, pods, learn, timeout)
+        bench = Bench(plane, node_count, pods, learn, timeout, resources)
         for repetition in range(repetitions):
             bursts = {}
             for arm in arms if repetition % 2 == 0 else reversed(arms):
@@ -267,11 +289,22 @@ def throughput(
     repetitions: Annotated[int, typer.Option(min=2, help="Bursts of each arm.")] = 3,
     learn: Annotated[bool, typer.Option(help="Run the learner beside the agent too.")] = True,
     go: Annotated[bool, typer.Option(help="Add a Go extender that answers at once.")] = False,
+    gpus_only: Annotated[
+        bool, typer.Option("--gpus-only", help="Ask only about the pods that want a GPU.")
+    ] = False,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure the pods/s of a real kube-scheduler with the agent against those without."""
     console = Console(stderr=True)
-    found = measure(node_count, pods, repetitions, learn=learn, go=go, say=console.print)
+    found = measure(
+        node_count,
+        pods,
+        repetitions,
+        learn=learn,
+        go=go,
+        resources=[RESOURCE_GPU] if gpus_only else [],
+        say=console.print,
+    )
     rates = {
         bursts[0].arm: [b.pods_per_second for b in bursts] for bursts in zip(*found, strict=True)
     }
@@ -305,7 +338,8 @@ def throughput(
         )
     out = Console()
     out.print(table)
-    wanted, got = pods * len(asked), sum(b.opinions for b in asked)
+    each = min(-(-pods // GPU_PODS), _gpus(node_count)) if gpus_only else pods
+    wanted, got = each * len(asked), sum(b.opinions for b in asked)
     times = ", ".join(f"{b.p50_ms:.1f} / {b.p99_ms:.1f} ms" for b in asked)
     out.print(f"The agent had an opinion on {got:,} of {wanted:,} pods.")
     out.print(f"Its own time to answer, p50 / p99 of each burst: {times}.")

@@ -15,6 +15,7 @@ from agent.cluster.gpus import gpu_spec
 from agent.cluster.growth import Catalogue, fill_speeds
 from agent.cluster.view import gpu_group
 from agent.scheduling.decision import Policy, make_policy
+from agent.settings import DEFAULT_RULE
 from agent.simulator.hardware import SpeedTable
 from agent.simulator.manifest import GPU_PRODUCTS, label_values
 from agent.simulator.runs import Result, simulate
@@ -85,9 +86,9 @@ def learned(state: Path) -> tuple[speeds_file.SpeedsFile | None, Policy, str]:
     speeds = speeds_file.read(path) if path.exists() else None
     policy_path = state / "policy" / "current.safetensors"
     if not policy_path.exists():
-        return speeds, make_policy("hrrn-eft"), ""
+        return speeds, make_policy(DEFAULT_RULE), ""
     arrays, metadata = load(policy_path)
-    return speeds, make_policy("hrrn-eft", arrays), metadata.get("version", "?")
+    return speeds, make_policy(DEFAULT_RULE, arrays), metadata.get("version", "?")
 
 
 def evaluate(
@@ -112,9 +113,9 @@ def evaluate(
     shared_speeds, federated, federated_version = learned(states[FEDERATED])
     arms = {
         BASELINE: (None, make_policy("least-allocated"), ""),
-        RULE: (own_speeds, make_policy("hrrn-eft"), ""),
+        RULE: (own_speeds, make_policy(DEFAULT_RULE), ""),
         ALONE: (own_speeds, alone, alone_version),
-        SHARED_RULE: (shared_speeds, make_policy("hrrn-eft"), ""),
+        SHARED_RULE: (shared_speeds, make_policy(DEFAULT_RULE), ""),
         FEDERATED: (shared_speeds, federated, federated_version),
     }
     jobs, mix = member.jobs(), member.mix()

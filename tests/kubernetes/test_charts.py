@@ -89,6 +89,7 @@ def test_a_chart_is_free_of_helms_complaints(chart: str, tmp_path: Path) -> None
         ("agent", {"scheduler": {"name": "default-scheduler"}}, "scheduler"),
         ("agent", {"scheduler": {"httpTimeout": "100"}}, "httpTimeout"),
         ("agent", {"scheduler": {"percentageOfNodesToScore": 101}}, "percentageOfNodesToScore"),
+        ("agent", {"scheduler": {"managedResources": ["gpu"]}}, "managedResources"),
         ("agent", {"ports": {"extender": 70000}}, "extender"),
         ("agent", {"state": {"size": "many"}}, "size"),
         ("agent", {"resources": {"serve": {"limit": {"memory": "1Gi"}}}}, "limit"),
@@ -167,13 +168,18 @@ def test_the_schedulers_configuration_says_what_the_values_say(tmp_path: Path) -
     assert (extender["weight"], extender["httpTimeout"]) == (13, "100ms")
     assert extender["nodeCacheCapable"] is extender["ignorable"] is True
     assert "filterVerb" not in extender
+    assert "managedResources" not in extender
     assert "percentageOfNodesToScore" not in config
     assert config["profiles"] == [{"schedulerName": "fedsched"}]
     profile = {"plugins": {"score": {"disabled": [{"name": "ImageLocality"}]}}}
     extender, config = extender_and_rest(
-        {"scheduler": FULL["agent"]["scheduler"] | {"name": "ml", "profile": profile}}
+        {
+            "scheduler": FULL["agent"]["scheduler"]
+            | {"name": "ml", "profile": profile, "managedResources": ["nvidia.com/gpu"]}
+        }
     )
     assert (extender["weight"], extender["filterVerb"]) == (1, "filter")
+    assert extender["managedResources"] == [{"name": "nvidia.com/gpu"}]
     assert config["percentageOfNodesToScore"] == 100
     assert config["profiles"] == [profile | {"schedulerName": "ml"}]
 

@@ -2,7 +2,7 @@
 
 import pytest
 
-from agent.benchmark_latency import measure as latency
+from agent.benchmark.latency import measure as latency
 from examples.lab.latency import extender
 from examples.lab.throughput import AGENT, ALONE, GO, measure
 

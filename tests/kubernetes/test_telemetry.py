@@ -375,12 +375,12 @@ def test_a_serving_agent_says_how_each_source_does_and_decides_whatever_that_is(
         until(lambda: says("cpu", "unknown_nodes"), "the lab's nodes are not those of the series")
         until(lambda: says("metrics_api", "metrics_api_absent"), "there is no Metrics API")
         until(lambda: agent.metric('dra{state="ok"}'), "the ResourceSlice API is there")
-        assert len(prioritize(agent, pod, ["cpu-0", "gpu-0"])) == 2
+        assert len(prioritize(agent, pod, ["cpu-0", "gpu-0"])) == 1  # the better one
         monitored.process.kill()
         try:
             until(lambda: says("cpu", "prometheus_unreachable"), "Prometheus is missed")
             pod["metadata"]["uid"] = "asked-about-again"
-            assert len(prioritize(agent, pod, ["cpu-0", "gpu-0"])) == 2
+            assert len(prioritize(agent, pod, ["cpu-0", "gpu-0"])) == 1  # the better one
         finally:
             monitored.process.start()
         until(lambda: says("cpu", "unknown_nodes"), "Prometheus is back")

@@ -80,8 +80,16 @@ class Member:
         return self.metrics.registry.get_sample_value(f"fedsched_{name}", labels) or 0.0
 
     def scores(self, uid: str, names: list[str], **changes: Any) -> dict[str, int]:
+        """What kube-scheduler adds to each node, per point; empty for no opinion."""
         answer = self.extender.prioritize(args(uid, names, **changes), self._time)
-        return {entry.host: entry.score for entry in answer}
+        said = {entry.host: entry.score for entry in answer}
+        return {name: said.get(name, 0) for name in names} if said else {}
+
+    def best(self, uid: str, names: list[str], **changes: Any) -> str:
+        """The one node that kube-scheduler adds most to; empty where there is none."""
+        scores = self.scores(uid, names, **changes)
+        first = [name for name in scores if scores[name] == max(scores.values())]
+        return first[0] if len(first) == 1 else ""
 
 
 def pod_object(uid: str, **changes: Any) -> dict[str, Any]:

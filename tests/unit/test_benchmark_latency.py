@@ -4,7 +4,7 @@ import multiprocessing
 
 import pytest
 
-from agent.benchmark_latency import measure
+from agent.benchmark.latency import measure
 
 
 def test_ratios_are_those_of_the_two_servers_that_were_asked_in_turn() -> None:

@@ -181,7 +181,16 @@ def test_the_architecture_names_every_module_and_no_other() -> None:
 def _place(name: str) -> tuple[int, int, str]:
     """Packages in the order of the document, a package's own modules before its rooms."""
     top = next(i for i, package in enumerate(PACKAGES) if name.startswith(f"{package}/"))
-    rooms = ("cluster", "scheduling", "learning", "simulator", "dashboard", "lab", "laptop")
+    rooms = (
+        "cluster",
+        "scheduling",
+        "learning",
+        "simulator",
+        "benchmark",
+        "dashboard",
+        "lab",
+        "laptop",
+    )
     parts = name.split("/")
     return top, 1 + rooms.index(parts[1]) if parts[1] in rooms else 0, name
 
@@ -224,4 +233,4 @@ def test_the_defaults_that_the_documents_state_are_those_of_the_settings() -> No
     assert Settings().serve.margin == 0.3  # decision 0002
     assert Settings().serve.cpu_limit == 0.9  # architecture: above 90 %
     assert Settings().learn.gate_tolerance == 0.0  # decision 0007: nothing
-    assert CoordinatorSettings.model_fields["strategy"].default == "fedprox"
+    assert CoordinatorSettings.model_fields["strategy"].default == "fedmedian"  # decision 0012

@@ -7,6 +7,7 @@ import struct
 import zlib
 from pathlib import Path
 
+import msgspec
 import numpy as np
 import pytest
 
@@ -356,6 +357,23 @@ def test_a_record_of_another_release_is_counted_and_those_behind_it_are_taken(
     assert member.store.counter("unreadable_records") == 1
     assert member.store.counter("decisions") == 1
     assert member.ingest() == 0  # and it is not met again
+
+
+def test_decisions_of_any_width_and_of_a_release_that_did_not_compress_are_learned_from(
+    member: Member,
+) -> None:
+    nodes = tuple(f"n{n}" for n in range(300))
+    member.write(decision(1, "a", nodes), decision(2, "b", nodes), decision(3))
+    member.write(*placed("a", "n0", 11), *placed("b", "n7", 21))
+    rows = member.store._db.execute("SELECT seq, record FROM decisions").fetchall()
+    assert len(rows[0][1]) < len(decision(1, "a", nodes).features) / 5
+    earlier = msgspec.msgpack.encode(decision(1, "a", nodes))
+    member.store._db.execute("UPDATE decisions SET record = ? WHERE id = 'd1'", (earlier,))
+    taken = member.take()
+    assert taken.batch is not None
+    assert taken.batch.action.tolist() == [0, 7]
+    assert taken.batch.features.shape == (2, 301, FEATURE_COUNT)
+    assert (taken.batch.features == np.array([1.0, 2.0])[:, None, None]).all()
 
 
 def test_a_journal_that_was_replaced_is_read_from_its_beginning(member: Member) -> None:

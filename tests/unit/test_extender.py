@@ -44,12 +44,26 @@ async def test_prioritize_answers_a_bare_array_of_integer_scores_with_its_length
         assert answer.status == 200
         assert answer.headers["Content-Length"] == str(len(text))
         assert "Transfer-Encoding" not in answer.headers
-    scores = json.loads(text)
-    assert [set(entry) for entry in scores] == [{"Host", "Score"}] * 3
-    assert [entry["Host"] for entry in scores] == NAMES
-    assert all(type(entry["Score"]) is int and 0 <= entry["Score"] <= 10 for entry in scores)
-    assert scores[1]["Score"] == 10
-    assert max(scores[0]["Score"], scores[2]["Score"]) < 10
+    [entry] = json.loads(text)
+    assert entry.keys() == {"Host", "Score"}
+    assert entry["Host"] == "fast"
+    assert type(entry["Score"]) is int
+    assert 0 < entry["Score"] <= 10
+
+
+def test_only_nodes_above_the_lowest_score_are_named_and_differences_stay(member: Member) -> None:
+    member.state.apply_node(node("full", "k80", gpus=1))
+    member.state.apply_pod(pod("there", node="full", phase="Running"))
+    names = [*NAMES, "full", "new"]
+    with_worst = member.scores("x", names)
+    assert with_worst["full"] == 0  # it has no room, and its score is the lowest that there is
+    assert with_worst["new"] == NEUTRAL
+    assert with_worst["fast"] == 10
+    without = member.scores("x", [*NAMES, "new"])
+    lowest = min(with_worst[name] for name in without)
+    assert without == {name: with_worst[name] - lowest for name in without}
+    said = [entry.host for entry in member.extender.prioritize(args("x", names), 0.0)]
+    assert said == [name for name in names if name != "full"]
 
 
 async def test_filter_keeps_busy_nodes_out_and_says_why(member: Member) -> None:
@@ -79,7 +93,7 @@ async def test_whole_node_objects_are_understood_and_come_back_whole(member: Mem
             scores = await answer.json()
     assert kept["Nodes"]["items"] == [items[0], items[2]]
     assert kept["NodeNames"] is None
-    assert [entry["Host"] for entry in scores] == NAMES
+    assert [entry["Host"] for entry in scores] == ["slow", "slow2"]
 
 
 @pytest.mark.parametrize(
@@ -96,7 +110,7 @@ async def test_nonsense_gets_a_400_with_its_cause_and_costs_nothing(
                 assert "not an ExtenderArgs" in await answer.text()
         assert member.count("extender_no_opinion_total", reason="bad_request") == 2
         async with session.post(f"{url}/prioritize", data=args("x", NAMES)) as answer:
-            assert len(await answer.json()) == 3
+            assert len(await answer.json()) == 1
 
 
 async def test_health_readiness_and_metrics_tell_how_it_stands(member: Member) -> None:
@@ -131,7 +145,7 @@ def test_an_answer_beyond_the_budget_is_no_opinion_and_no_decision(member: Membe
     assert member.decisions() == []
     assert member.state.assumed("x") == ""
     member.spent = 0.0
-    assert member.scores("y", NAMES)["fast"] == 10
+    assert member.best("y", NAMES) == "fast"
 
 
 def test_a_pod_that_is_bound_or_done_gets_no_opinion(member: Member) -> None:
@@ -145,7 +159,7 @@ def test_unknown_nodes_are_neutral_and_known_ones_alone_are_no_reason_to_fail(
     member: Member,
 ) -> None:
     scores = member.scores("x", ["new", "fast"])
-    assert scores == {"new": NEUTRAL, "fast": 10}
+    assert scores == {"new": 0, "fast": 10 - NEUTRAL}
     assert member.scores("y", ["new"]) == {}
     assert member.scores("z", []) == {}
     assert member.count("extender_no_opinion_total", reason="unknown_nodes") == 2
@@ -166,16 +180,17 @@ def test_guarded_nodes_never_score_above_zero(member: Member) -> None:
     member.state.set_use(USAGE_CPU, {"fast": 31.0 / 32})
     scores = member.scores("x", NAMES)
     assert scores["fast"] == 0
-    assert max(scores.values()) == 10
+    assert max(scores.values()) == 10  # told from the lowest on, which the guard's is
     assert member.count("guard_nodes_total", reason="cpu") == 1
     [decision] = member.decisions()
     assert "fast" not in decision.nodes
     need = {"fedsched.io/gpu-memory-gib": "17"}
-    assert set(member.scores("y", NAMES, annotations=need).values()) == {0}
+    assert member.scores("y", NAMES, annotations=need) == {}  # all alike: none is better
+    assert member.count("guard_nodes_total", reason="gpu_memory") == 2
 
 
 def test_an_answer_is_recorded_and_the_place_it_gave_counts_for_the_next(member: Member) -> None:
-    assert all(member.scores(f"u{i}", NAMES)["fast"] == 10 for i in range(4))
+    assert all(member.best(f"u{i}", NAMES) == "fast" for i in range(4))
     assert member.scores("u4", NAMES)["fast"] == 0  # its four GPUs are given out
     decisions = member.decisions()
     assert [d.pods[0] for d in decisions] == ["u0", "u1", "u2", "u3", "u4"]
@@ -188,7 +203,7 @@ def test_an_answer_is_recorded_and_the_place_it_gave_counts_for_the_next(member:
 
 def test_a_retry_is_decided_as_if_its_first_answer_had_not_been(member: Member) -> None:
     for _ in range(6):
-        assert member.scores("x", NAMES)["fast"] == 10
+        assert member.best("x", NAMES) == "fast"
     assert len(member.decisions()) == 6
 
 
@@ -201,7 +216,7 @@ def test_a_pod_that_the_queue_placed_is_answered_with_that_place_and_recorded_on
     assert intended.verb == "queue"
     place = intended.nodes[intended.action]
     member.state.apply_pod(pod("x"))
-    assert member.scores(released.uid, NAMES)[place] == 10
+    assert member.best(released.uid, NAMES) == place
     assert member.state.assumed("x") == place
     assert [d.verb for d in member.decisions()] == ["queue"]
 
@@ -218,5 +233,5 @@ def test_a_place_of_the_queue_that_is_gone_gives_way(member: Member) -> None:
 
 def test_a_full_disk_is_counted_and_never_blocks_an_answer(member: Member) -> None:
     member.journal.close()  # every write fails from here on: bad file descriptor
-    assert member.scores("x", NAMES)["fast"] == 10
+    assert member.best("x", NAMES) == "fast"
     assert member.count("journal_failures_total") == 2  # created, decision

@@ -8,7 +8,7 @@ import pytest
 from agent.cluster import nodes_file
 from agent.cluster.records import Node
 from agent.journal import Journal, Record
-from agent.learning.gate import GateSettings, Verdict, compare, judge
+from agent.learning.gate import GateSettings, Verdict, compare, judge, looks
 from agent.learning.promotion import Gatekeeper, Live, corrections_of, promoted, write_live
 from agent.learning.speeds import SpeedModel, sample
 from agent.learning.store import Store
@@ -124,6 +124,31 @@ def test_a_better_rule_passes_and_the_same_seed_gives_the_same_verdict(twin: Twi
     assert first.passed
     assert first.mean.high < 1.0
     assert verdict() == first
+
+
+def test_looks_share_out_five_per_cent_and_end_with_all_windows() -> None:
+    for windows in (2, 3, 4, 32, 100):
+        made = looks(windows)
+        assert [count for count, _ in made] == sorted({count for count, _ in made})
+        assert made[-1][0] == windows
+        assert sum(1.0 - level for _, level in made) <= 0.05 + 1e-12
+    assert [count for count, _ in looks(32)] == [8, 16, 32]
+
+
+def test_what_is_clear_is_not_run_on_and_what_is_not_meets_every_window(twin: Twin) -> None:
+    settings = GateSettings(windows=16, jobs=40)
+    better, same, worse = compare(
+        twin,
+        make_policy("least-allocated"),
+        [make_policy("hrrn-eft"), make_policy("least-allocated"), make_policy("random")],
+        seed=5,
+        settings=settings,
+    )
+    assert better.passed
+    assert better.mean.windows < settings.windows
+    assert same.mean.windows == 4  # equal to the last bit: nothing more can be learned
+    assert worse.mean.low > 1.0 or worse.mean.windows == settings.windows
+    assert not worse.passed
 
 
 def test_windows_are_the_clusters_own_jobs(twin: Twin) -> None:

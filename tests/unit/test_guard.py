@@ -138,5 +138,5 @@ def test_a_learned_policys_version_is_written_into_its_decisions(tmp_path: Path)
     save(tmp_path / "current.safetensors", initial_arrays(1), GOOD)
     member.policy.poll()
     member.state.replace_nodes([node("a"), node("b", "k80")])
-    assert member.scores("x", ["a", "b"])["a"] == 10  # a fresh network changes nothing
+    assert member.best("x", ["a", "b"]) == "a"  # a fresh network changes nothing
     assert [d.policy for d in member.decisions()] == ["v1"]

@@ -65,15 +65,35 @@ def test_liar_among_three_peers_is_moved_to_the_others():
         "me": {},
     }
     _, table = peer_speeds(tables, "me", 0.5)
-    # Median of the means 1.2, so the liar's becomes 1.7; its count at most 10 times the median
-    # count of 10; its variance at most 10 * 0.25 + 0.5**2.
-    expected = (10 * 1.0 + 10 * 1.2 + 100 * 1.7) / 120
+    # Median of the means 1.2, so the liar's becomes 1.7; its count at most twice the median count
+    # of 10; its variance at most 10 * 0.25 + 0.5**2.
+    expected = (10 * 1.0 + 10 * 1.2 + 20 * 1.7) / 40
     got = table[1]
-    assert got.n == pytest.approx(120)
+    assert got.n == pytest.approx(40)
     assert got.sum_x / got.n == pytest.approx(expected)
-    squares = 10 * (0.25 + 1) + 10 * (0.25 + 1.44) + 100 * (2.75 + 2.89)
+    squares = 10 * (0.25 + 1) + 10 * (0.25 + 1.44) + 20 * (2.75 + 2.89)
     assert got.sum_x2 == pytest.approx(squares)
     check(table)
+
+
+def test_what_one_of_three_peers_alone_tells_stays_out():
+    tables = {"a": {1: row(5, 1.0)}, "b": {1: row(5, 1.1)}, "liar": {2: row(1e6, 9.0)}, "me": {}}
+    members, table = peer_speeds(tables, "me", 0.5)
+    assert members == 3
+    assert table.keys() == {1}
+    assert table[1] == add(tables["a"], tables["b"])[1]
+
+
+def test_two_of_three_peers_that_contradict_each_other_are_both_left_out():
+    tables = {"a": {1: row(5, 1.0)}, "liar": {1: row(5, 3.3)}, "c": {2: row(5, 0.0)}, "me": {}}
+    assert peer_speeds(tables, "me", 0.5) == (3, {})
+
+
+def test_of_two_peers_that_agree_neither_counts_for_more_than_twice_the_other():
+    tables = {"a": {1: row(5, 1.0)}, "b": {1: row(1e6, 1.4)}, "c": {2: row(5, 0.0)}, "me": {}}
+    _, table = peer_speeds(tables, "me", 0.5)
+    assert table[1].n == pytest.approx(15)
+    assert table[1].sum_x / table[1].n == pytest.approx((5 * 1.0 + 10 * 1.4) / 15)
 
 
 def test_honest_peers_are_summed_unchanged():

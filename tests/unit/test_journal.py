@@ -5,12 +5,17 @@ import errno
 import resource
 import shutil
 import signal
+import struct
+import zlib
 from pathlib import Path
 
+import msgspec
+import numpy as np
 import pytest
 
 from agent import journal as journal_module
-from agent.journal import Decision, Journal, PodEvent, Progress, read, segments
+from agent.journal import Decision, Journal, PodEvent, Progress, pack, read, segments
+from common.features import FEATURE_COUNT
 
 
 def event(uid: str) -> PodEvent:
@@ -37,12 +42,56 @@ def test_records_of_every_kind_come_back_as_they_were(tmp_path: Path) -> None:
     assert [record for record, _, _ in read(tmp_path)] == [decision, event("u"), progress]
 
 
+def among(nodes: int) -> Decision:
+    """A decision among nodes of which many are alike, as they are in a cluster."""
+    kinds = np.random.default_rng(0).normal(size=(5, FEATURE_COUNT)).astype(np.float32)
+    return Decision(
+        id="d", session="s", time=2.0, verb="prioritize", policy="", pods=["uid-of-a-pod"] * nodes,
+        nodes=[f"node-{n}" for n in range(nodes)],
+        features=kinds[np.arange(nodes) % len(kinds)].tobytes(),
+        rule_scores=b"\0" * 4 * nodes, action=1, log_prob=0.0, temperature=0.0,
+        pending=3, running=4, job_seconds=5.0, imbalance_seconds=6.0,
+    )  # fmt: skip
+
+
+def test_a_decision_among_hundreds_of_nodes_takes_little_room_and_comes_back_whole(
+    tmp_path: Path,
+) -> None:
+    journal = Journal(tmp_path)
+    journal.append(among(400))
+    [(_, path)] = segments(tmp_path)
+    assert path.stat().st_size < len(among(400).features) / 5
+    assert [record for record, _, _ in read(tmp_path)] == [among(400)]
+
+
+def test_a_journal_of_a_release_that_did_not_compress_is_read(tmp_path: Path) -> None:
+    body = msgspec.msgpack.encode(among(400))
+    frame = struct.pack("<II", len(body), zlib.crc32(body)) + body
+    (tmp_path / "00000001.journal").write_bytes(frame)
+    Journal(tmp_path).append(event("b"))
+    assert [record for record, _, _ in read(tmp_path)] == [among(400), event("b")]
+
+
+@pytest.mark.parametrize("body", [b"\xc1", b"\xc1\xff\xff\xff\xff", pack(among(400))[:-9]])
+def test_a_sound_frame_with_a_compressed_record_that_is_none_is_passed_over(
+    tmp_path: Path, body: bytes
+) -> None:
+    frame = struct.pack("<II", len(body), zlib.crc32(body)) + body
+    (tmp_path / "00000001.journal").write_bytes(frame)
+    Journal(tmp_path).append(event("b"))
+    assert [record for record, _, _ in read(tmp_path)] == [None, event("b")]
+
+
 def test_reading_goes_on_behind_a_position(tmp_path: Path) -> None:
     journal = Journal(tmp_path)
     journal.append(event("a"))
     [(_, segment, offset)] = read(tmp_path)
     journal.append(event("b"))
-    assert uids(tmp_path, (segment, offset)) == ["b"]
+    journal.append(event("c"))
+    [(_, _, behind_b), (_, _, behind_c)] = read(tmp_path, (segment, offset))
+    assert uids(tmp_path, (segment, offset)) == ["b", "c"]
+    assert uids(tmp_path, (segment, behind_b)) == ["c"]
+    assert uids(tmp_path, (segment, behind_c)) == []
 
 
 def test_a_torn_last_record_is_passed_over_and_the_next_process_is_read(tmp_path: Path) -> None:

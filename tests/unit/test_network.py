@@ -48,6 +48,22 @@ def test_network_and_kernel_compute_the_same_corrections(seed: int) -> None:
     np.testing.assert_allclose(by_network[0].numpy(), by_kernel, atol=1e-5)
 
 
+@pytest.mark.parametrize("rows", [64, 65, 500])
+def test_candidates_that_look_alike_get_what_each_would_get_alone(rows: int) -> None:
+    rng = np.random.default_rng(rows)
+    net = scorer(random_arrays(7))
+    different = rng.normal(0.0, 1.5, (rows // 3, FEATURE_COUNT)).astype(np.float32)
+    different[1] = different[0]
+    different[1, -1] += 1.0  # alike but for one figure
+    features = different[rng.permutation(np.arange(rows) % len(different))]
+    together, alone = np.zeros(rows), np.zeros(rows)
+    corrections(net, features, rows, together)
+    for row in range(rows):
+        corrections(net, features[row : row + 1].copy(), 1, alone[row : row + 1])
+    assert together.tolist() == alone.tolist()
+    assert len(set(alone)) == len(different)
+
+
 def test_kernel_and_network_agree_on_action_probabilities() -> None:
     arrays = random_arrays(5)
     rng = np.random.default_rng(5)

@@ -8,26 +8,23 @@ import pytest
 from agent.cluster.view import View, bind
 from agent.scheduling.candidates import new_candidates, survey_queue
 from agent.scheduling.decision import seed_kernels
-from agent.scheduling.rules import (
+from agent.scheduling.outlook import (
     PRIOR_LOG_RUN_TIME,
-    RULE_HELP,
-    RULES,
     expected_log_run_time,
     new_effects,
     observe,
     predict_effects,
     remaining_time,
-    wait_cost,
 )
+from agent.scheduling.rules import RULE_HELP, RULES, Rule, wait_cost
 from tests.unit.small_cluster import add_pod, small_view
 
 
-def chosen(view: View, rule: str) -> tuple[int, int]:
+def chosen(view: View, rule: str | Rule) -> tuple[int, int]:
     """The (pod, node) that the rule takes first; (−1, −1) for waiting."""
     eligible = np.ones(len(view.kind), np.bool_)
-    pod, node, _, _ = survey_queue(
-        view, observe(view), RULES[rule], eligible, new_candidates(64), False
-    )
+    named = RULES[rule] if isinstance(rule, str) else rule
+    pod, node, _, _ = survey_queue(view, observe(view), named, eligible, new_candidates(64), False)
     return pod, node
 
 
@@ -189,3 +186,66 @@ def test_when_gpus_come_free_by_gang_size() -> None:
     assert context.free_in[0, :2] == pytest.approx([90.0, 290.0])
     assert context.free_in[0, 2] >= 1e18  # a gang of four never fits
     assert (context.idle[0], context.total[0]) == (0.0, 2.0)
+
+
+def half_busy_fast_node() -> View:
+    """One of two fast GPUs is taken, a slow one is free."""
+    view = small_view([(0, 2), (1, 1)])
+    add_pod(view, 0, run_time=1000.0)
+    bind(view, 0, 0)
+    return view
+
+
+def test_what_good_gpus_are_worth_and_how_scarce_they_are() -> None:
+    view = half_busy_fast_node()
+    context = observe(view)
+    # Kinds with GPUs run at 1/4, 1 and 1/4 of their fastest speed on the slow type: 1/2 on average.
+    assert context.worth.tolist() == pytest.approx([0.5, 0.0], abs=1e-3)
+    assert context.busy.tolist() == pytest.approx([0.5, 1.0 / 3.0])
+
+
+@pytest.mark.parametrize(("price", "node"), [(0.0, 0), (11.9, 0), (12.1, 1)])
+def test_a_pod_takes_scarce_fast_gpus_exactly_while_they_are_worth_their_price(
+    price: float, node: int
+) -> None:
+    view = half_busy_fast_node()
+    add_pod(view, 1, run_time=100.0)  # 400 s on the slow node; here 100 s + price · 1/4 · 100 s
+    rule = RULES["djct"]._replace(price=price)
+    assert chosen(view, rule) == (1, node)
+
+
+def test_a_pod_that_gains_nothing_by_fast_gpus_leaves_them_to_others() -> None:
+    view = half_busy_fast_node()
+    view.request[0, 0] = 0.0
+    add_pod(view, 1, kind=1, run_time=100.0)
+    assert chosen(view, "priced-djct") == (1, 1)
+    idle = small_view([(0, 2), (1, 1)])
+    add_pod(idle, 0, run_time=100.0)
+    assert chosen(idle, "priced-djct") == (0, 0), "nothing is scarce where all is idle"
+
+
+def test_the_price_and_the_bias_count_where_a_pod_waits_for_fast_gpus_too() -> None:
+    view = fast_node_busy(left=200.0)
+    room, context = np.array([0, 1]), observe(view)
+    rule = RULES["fifo-eft"]._replace(price=2.0, wait_bias=0.1)
+    # All fast GPUs are taken, so a second there costs others 2 · 1/2 s.
+    cost = wait_cost(view, context, rule, 1, 0.0, room)
+    assert cost == pytest.approx(math.log(200.0 + 100.0 * 2.0) + 0.1, abs=1e-3)
+    for gpus, power in ((2.0, 0.5), (2.0, 1.0)):
+        view.request[1, 2] = gpus
+        cost = wait_cost(view, context, rule._replace(gang=power), 1, 0.0, room)
+        run = 100.0 * (1.0 + gpus**power)
+        assert cost == pytest.approx(math.log(200.0 + run) + 0.1, abs=1e-3)
+
+
+def test_a_pod_without_gpus_keeps_off_gpu_nodes_and_spreads() -> None:
+    view = small_view([(0, 8), (0, 8), (-1, 0), (-1, 0)])
+    add_pod(view, 0, cpu=4.0)
+    bind(view, 0, 0)
+    add_pod(view, 1, kind=3, gpus=0.0, cpu=3.0)
+    bind(view, 1, 2)
+    add_pod(view, 2, kind=3, gpus=0.0, cpu=6.0)
+    assert chosen(view, "hrrn-eft") == (2, 3), "the emptiest node without GPUs"
+    bind(view, 2, 3)
+    add_pod(view, 3, kind=3, gpus=0.0, cpu=6.0)
+    assert chosen(view, "hrrn-eft") == (3, 0), "of two GPU nodes the one with fewer idle GPUs"

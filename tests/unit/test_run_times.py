@@ -16,7 +16,7 @@ from agent.learning.run_times import LEAST_RUNS, Run, fit, runs_of
 from agent.learning.speeds import SpeedModel, sample
 from agent.learning.store import Store
 from agent.learning.twin import build
-from agent.scheduling.rules import observe, pod_log_run_time, pod_run_time
+from agent.scheduling.outlook import observe, pod_log_run_time, pod_run_time
 from tests.unit.journals import NODES, life_of_pods
 from tests.unit.test_state import Cluster, node, pod
 

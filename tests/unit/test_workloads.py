@@ -344,8 +344,33 @@ def test_jobs_without_times_or_durations_are_refused_with_the_cure(
     jobs = Jobs(**timeless)
     made = synthetic(jobs, speeds, MIX, arrivals="uniform", count=10, load=0.5, seed=0)
     assert offered_load(made, speeds, MIX) == pytest.approx(0.5)
-    with pytest.raises(ValueError, match="'poisson' or 'uniform', not 'bursty'"):
+    with pytest.raises(ValueError, match="'uniform' or 'alibaba', not 'bursty'"):
         synthetic(jobs, speeds, MIX, arrivals="bursty", count=9, load=0.5, seed=0)
+    with pytest.raises(ValueError, match="openb's pods"):
+        synthetic(jobs, speeds, MIX, arrivals="alibaba", count=9, load=0.5, seed=0, like=jobs)
+
+
+def test_arrivals_like_alibabas_are_a_stretch_of_its_gaps(
+    speeds: SpeedTable, shipped: dict[str, Jobs]
+) -> None:
+    def gaps(seed: int, count: int) -> np.ndarray:
+        made = synthetic(
+            shipped["ed69ec"], speeds, MIX, arrivals="alibaba", count=count, load=0.8, seed=seed,
+            like=shipped["openb"],
+        )  # fmt: skip
+        assert offered_load(made, speeds, MIX) == pytest.approx(0.8)
+        return np.diff(made.arrival)
+
+    arrival = np.sort(shipped["openb"].arrival_s)
+    own = np.diff(arrival[int(np.ceil(len(arrival) / 100)) :])
+    ring = np.append(own, own)
+    found = gaps(seed=1, count=50)
+    starts = [
+        i for i in range(len(own))
+        if np.allclose(found / found.sum(), ring[i : i + 49] / ring[i : i + 49].sum())
+    ]  # fmt: skip
+    assert len(starts) == 1
+    assert not np.allclose(gaps(seed=2, count=50), found)
 
 
 @pytest.mark.parametrize(

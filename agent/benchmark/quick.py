@@ -1,7 +1,7 @@
-"""``fedsched benchmark``: policies against policies on the embedded cluster, and how fast it is.
+"""``fedsched benchmark rules`` and ``engine``: quick looks at the rules and at decisions a second.
 
-Every comparison is paired: all policies see the same jobs, on the same nodes, with the same random
-numbers. Performance is printed as ratios, never judged.
+Mounted by ``agent.benchmark.commands``. Every comparison is paired: all policies see the same jobs,
+on the same nodes, with the same random numbers. Performance is printed as ratios, never judged.
 """
 
 import json
@@ -15,50 +15,38 @@ from rich.console import Console
 from rich.progress import track
 from rich.table import Table
 
-from agent.benchmark_latency import latency
 from agent.scheduling.decision import make_policy
 from agent.scheduling.rules import RULE_HELP, RULES
+from agent.simulator import splits
 from agent.simulator.hardware import SpeedTable, load_speeds
 from agent.simulator.nodes import NodeMix, node_mix
 from agent.simulator.runs import Result, simulate
 from agent.simulator.simulation import new_simulation
-from agent.simulator.traces import read_gavel, trace_file
-from agent.simulator.workloads import Options, Workload, window
+from agent.simulator.workloads import Options, Workload
 from agent.statistics import paired_ratio
 from common.policy import initial_arrays
 
-app = typer.Typer(no_args_is_help=True, help="Compare policies, and measure what decisions cost.")
-app.command()(latency)
 console = Console()
 
-TRACES = ("103959", "11cb48", "7f04ca", "ed69ec")
-WINDOW = 150
 BASELINE = "least-allocated"
 
 
 def windows(load: float, count: int) -> list[tuple[Workload, NodeMix, SpeedTable]]:
-    """``count`` windows of 150 jobs of four virtual clusters in turn, on nine mixed nodes.
+    """``count`` train windows of 150 jobs of all traces in turn, on nine mixed nodes.
 
-    Windows of one cluster follow each other; further ones start again, with other random draws.
+    Windows of one trace follow each other; further ones start again, with other random draws.
     """
     speeds = load_speeds()
     nodes = node_mix({"v100": 3, "p100": 3, "k80": 3})
-    traces = [read_gavel(trace_file(f"gavel/msr_seed0_{name}.csv")) for name in TRACES]
+    parts = [splits.windows(trace, "train", speeds, nodes) for trace in splits.available()]
     made = []
     for i in range(count):
-        jobs, turn = traces[i % len(traces)], i // len(traces)
-        start, seed = WINDOW * (turn % 4), turn // 4
+        of_trace, turn = parts[i % len(parts)], i // len(parts)
         options = Options(shared=0.3 if i % 2 else 0.0)
-        made.append(
-            (
-                window(
-                    jobs, speeds, nodes, load=load, start=start, stop=start + WINDOW,
-                    seed=seed, options=options,
-                ),
-                nodes,
-                speeds,
-            )
-        )  # fmt: skip
+        workload = of_trace[turn % len(of_trace)].workload(
+            speeds, nodes, load=load, seed=turn // len(of_trace), options=options
+        )
+        made.append((workload, nodes, speeds))
     return made
 
 
@@ -69,7 +57,6 @@ def run(name: str, part: tuple[Workload, NodeMix, SpeedTable], seed: int) -> Res
     return simulate(sim, make_policy(name), seed=seed)
 
 
-@app.command()
 def rules(
     load: Annotated[float, typer.Option(help="Offered load, 1 keeps every GPU busy.")] = 0.8,
     count: Annotated[int, typer.Option("--windows", min=2, help="Windows of 150 jobs.")] = 16,
@@ -81,7 +68,9 @@ def rules(
     for name in track(RULES, description="rules", console=console):
         results[name] = [run(name, part, seed) for seed, part in enumerate(parts)]
     base = [result.mean for result in results[BASELINE]]
-    table = Table(title=f"{count} windows of {WINDOW} jobs at load {load}, seeds 0 to {count - 1}")
+    table = Table(
+        title=f"{count} windows of {splits.WINDOW} jobs at load {load}, seeds 0 to {count - 1}"
+    )
     for column in ("rule", "mean completion", "p99", "unfinished", "OOM kills"):
         table.add_column(column, justify="left" if column == "rule" else "right", no_wrap=True)
     figures = {}
@@ -109,7 +98,6 @@ def rules(
         output.write_text(json.dumps({"load": load, "windows": count, "rules": figures}, indent=1))
 
 
-@app.command()
 def engine(
     rule: Annotated[str, typer.Option(help="Rule policy that decides.")] = "hrrn-eft",
     repeats: Annotated[int, typer.Option(min=1, help="Runs of each kind.")] = 5,
@@ -133,7 +121,7 @@ def engine(
                 seconds += time.process_time() - begun
             if repeat:
                 rates[name].append(decisions / seconds)
-    table = Table(title=f"{rule}, {repeats} runs over {len(parts)} windows of {WINDOW} jobs")
+    table = Table(title=f"{rule}, {repeats} runs over {len(parts)} windows of {splits.WINDOW} jobs")
     for column in ("policy", "decisions/s (median)", "min", "max", "to the rule alone"):
         table.add_column(column, justify="right" if column != "policy" else "left")
     alone = float(np.median(rates["rule"]))

@@ -1,9 +1,9 @@
 """``fedsched benchmark latency``: what a prioritize answer costs while a learner trains.
 
-Mounted by ``agent.benchmark``; ``examples.lab.latency`` names a Go extender to compare with. The
-extender and one that answers at once are asked in turn, over one connection each, so that whatever
-else the machine does hits both alike; the ratio of the two is what counts, not the milliseconds of
-one machine.
+Mounted by ``agent.benchmark.commands``; ``examples.lab.latency`` names a Go extender to compare
+with. The extender and one that answers at once are asked in turn, over one connection each, so that
+whatever else the machine does hits both alike; the ratio of the two is what counts, not the
+milliseconds of one machine.
 """
 
 import asyncio

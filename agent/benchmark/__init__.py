@@ -1,0 +1,1 @@
+"""Benchmarks: policies against policies on simulated clusters, and what decisions cost."""
