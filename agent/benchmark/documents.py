@@ -23,7 +23,7 @@ HEAD = (
     "over the rows of their table; no worse says that the interval ends within the stated band, or "
     "at the baseline where none is stated; all else is undecided. Jobs that did not finish count "
     "with their time so far and what was left of them. Test windows are sealed: nothing was "
-    "trained or tuned on them.\n"
+    "trained or tuned on them. What was aimed at, and what of it was missed, is said by hand.\n"
 )
 
 
@@ -149,9 +149,14 @@ def _markdown(grid: Grid) -> str:
     return "\n".join(lines)
 
 
-def section(report: Report, pictures: Sequence[str]) -> str:
-    """A report as a section of Markdown; ``pictures`` are paths as seen from the page."""
+def section(report: Report, pictures: Sequence[str], remarks: str = "") -> str:
+    """A report as a section of Markdown; ``pictures`` are paths as seen from the page.
+
+    ``remarks`` are Markdown too: what no program knows, such as what was aimed at.
+    """
     parts = [f"## {report.suite}", report.title]
+    if remarks:
+        parts.append(remarks.strip())
     if report.findings:
         parts.append("\n".join(f"- {text}" for text in report.findings))
     parts += [f"![{report.suite}]({picture})" for picture in pictures]
@@ -183,11 +188,15 @@ def read_reports(folder: Path) -> list[Report]:
 
 
 def results_page(folder: Path, shown_from: Path) -> str:
-    """The page of all reports in ``folder``, with pictures linked as seen from ``shown_from``."""
+    """The page of all reports in ``folder``, with pictures linked as seen from ``shown_from``.
+
+    Remarks by hand on a suite are in ``<suite>.md`` beside its report.
+    """
     parts = [HEAD]
     for report in read_reports(folder):
         pictures = sorted(folder.glob(f"{report.suite}.svg"))
         pictures += sorted(folder.glob(f"{report.suite}-[0-9].svg"))
         links = [picture.relative_to(shown_from).as_posix() for picture in pictures]
-        parts.append(section(report, links))
+        remarks = folder / f"{report.suite}.md"
+        parts.append(section(report, links, remarks.read_text() if remarks.exists() else ""))
     return "\n".join(parts)

@@ -112,8 +112,10 @@ def test_a_report_survives_its_file_and_renders_the_same(tmp_path: Path) -> None
     first = {path.name: path.read_bytes() for path in plots.draw(named, tmp_path)}
     assert set(first) == {"scale.svg", "scale-1.svg"}
     assert {path.name: path.read_bytes() for path in plots.draw(named, tmp_path)} == first
+    (tmp_path / "scale.md").write_text("Aimed at: the moon.\n")
     page = results_page(tmp_path, tmp_path)
     for text in (
+        "Aimed at: the moon.",
         "## scale", "- Fast is faster.", "![scale](scale-1.svg)", "| fast | -10.0 ± 0.0 % |",
         "| load 0.8 | slow | 11.0 |", "6 windows a setting, of: a, b. Seeds: 0–2.",
         "1.5 process minutes",
