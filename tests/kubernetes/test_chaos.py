@@ -114,14 +114,18 @@ def _settle(storm: Storm) -> Aftermath:
     del storm.victims["serve"]
     records = [record for record, _, _ in read(agent.state / "journal")]
     total = sum(isinstance(record, Decision) for record in records)
+    told = {(record.uid, record.kind) for record in records if isinstance(record, PodEvent)}
 
     def dealt_with() -> bool:
         with closing(sqlite3.connect(agent.state / "experience.sqlite")) as db:
             (known,) = db.execute("SELECT COUNT(*) FROM decisions").fetchone()
             (unread,) = db.execute("SELECT COUNT(*) FROM decisions WHERE fate IS NULL").fetchone()
-        return bool(known == total and unread <= 1)
+            heard = set(db.execute("SELECT uid, kind FROM pod_events"))
+        return bool(known == total and unread <= 1 and told <= heard)
 
-    storm.until(dealt_with, "every decision but the last has its fate", load=False)
+    storm.until(
+        dealt_with, "every event is known and every decision but the last has its fate", load=False
+    )
     agent.learn.stop()
     text = storm.plane.log("kube-scheduler").read_text(errors="replace")
     heard = set(re.findall(r'"Extender scored node for pod" pod="default/([\w-]+)"', text))
