@@ -100,7 +100,13 @@ class SchedulingEnvironment(gymnasium.Env[Observation, np.int64]):
                 f"{len(self.nodes)} nodes do not fit {MAX_QUEUE_CANDIDATES} rows; "
                 "take fewer, or fedsched/Queue-v0, which offers the best node of each type"
             )
-        self._traces = [splits.part_jobs(name, part) for name in names]
+        # A shipped slice may end before a later part begins; a cluster without jobs draws none.
+        parts = (splits.part_jobs(name, part) for name in names)
+        self._traces = [found for found in parts if len(found)]
+        if not self._traces:
+            raise ValueError(
+                f"no {part} jobs of {', '.join(names)}: set FEDSCHED_TRACES to whole traces"
+            )
         self._arrivals, self._jobs, self._load = arrivals, jobs, (low, high)
         self._options, self._weights, self._strict = Options(shared=shared), weights, strict
         rows = MAX_QUEUE_CANDIDATES

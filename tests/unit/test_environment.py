@@ -1,6 +1,7 @@
 """The Gymnasium environment: checker, masks, seeds, rewards, and a library that trains on it."""
 
 import warnings
+from pathlib import Path
 from typing import Any
 
 import gymnasium
@@ -160,3 +161,18 @@ def test_maskable_ppo_trains_and_repeats_by_seed() -> None:
 
     times = [play(environment, workload, choose, seed=1) for _ in range(2)]
     assert times[0] == times[1] > 0
+
+
+def test_clusters_without_jobs_of_a_part_draw_none(tmp_path: Path) -> None:
+    slices = Path(__file__).parents[2] / "examples" / "traces" / "gavel"
+    (tmp_path / "gavel").mkdir()
+    for name in ("11cb48", "ed69ec"):  # of the first only the train part is shipped
+        file = f"msr_seed0_{name}.csv"
+        (tmp_path / "gavel" / file).write_bytes((slices / file).read_bytes())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("FEDSCHED_TRACES", str(tmp_path))
+        both = SchedulingEnvironment(jobs=5, part="validation", clusters=("11cb48", "ed69ec"))
+        for seed in range(10):
+            assert len(both.draw(np.random.default_rng(seed))) == 5
+        with pytest.raises(ValueError, match="no validation jobs of 11cb48: set FEDSCHED_TRACES"):
+            SchedulingEnvironment(jobs=5, part="validation", clusters=("11cb48",))

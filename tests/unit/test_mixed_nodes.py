@@ -6,6 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from agent.arrays import Floats
 from agent.benchmark.knowledge import (
     Knowledge,
     Learning,
@@ -123,7 +124,7 @@ def test_speeds_are_learned_from_the_clusters_own_jobs_and_better_with_others(
 ) -> None:
     truth = np.log(measured().speed.max(axis=1, keepdims=True) / measured().speed)
 
-    def error(slowdown: np.ndarray) -> float:  # type: ignore[type-arg]
+    def error(slowdown: Floats) -> float:
         return float(np.sqrt(np.mean((slowdown - truth) ** 2)))
 
     nothing = error(predict(measured(), Knowledge()).slowdown)
