@@ -81,6 +81,23 @@ class Election:
         """Whether this replica leads, at this moment."""
         return self._monotonic() < self._until
 
+    @property
+    def free(self) -> bool:
+        """Whether the lease was seen, and no other replica held it then.
+
+        Whoever ends while it is so has nobody to leave its work to. A kube-scheduler that ends
+        together with this replica lets go of the lease that is followed at once, so to lead is too
+        much to ask of the last one out.
+        """
+        return self._observed is not None and (not self.holder or self._ours)
+
+    @property
+    def _ours(self) -> bool:
+        """Whether the holder is this replica, or the process that it follows on its host."""
+        following = self._settings.mode == "follow"
+        host = self.holder.rpartition("_")[0] if following else ""
+        return self.identity in (self.holder, host)
+
     async def run(self) -> None:
         """Never returns; end it by cancelling its task, then call :meth:`release`."""
         while True:
@@ -139,7 +156,7 @@ class Election:
         asked, before, known_at = self._monotonic(), self._observed, self._read_at
         await self._look()
         self._read_at = asked
-        if self.holder.rpartition("_")[0] != self.identity and self.holder != self.identity:
+        if not self._ours:
             self._until = -float("inf")
         elif self._observed is not before and known_at > -float("inf"):
             # Seen renewed, and not just found lying there; renewed after the look before.

@@ -299,7 +299,8 @@ class Member:
             self._stopping = True
             await _end(tasks)
             await self.queue.close()
-            if self.settings.serve.queue and self.leading():
+            alone = self.leading() or (self.election is not None and self.election.free)
+            if self.settings.serve.queue and alone:
                 await self._lift_all()
             await _end([election])
             await self._farewell()

@@ -221,7 +221,7 @@ def test_uninstallation_leaves_no_gate_and_nothing_in_the_cluster(
         # new one finds what that one learned.
         change = ("--reuse-values", "--set", "settings.serve.rule=sjf-eft")
         run_while(node, "upgrade", "fedsched", str(CHARTS["agent"]), "--wait", *change)
-        assert gated() == 0
+        assert gated() == 0, node.logs()
         second = node.named("fedsched-agent-0")
         assert second.pod["metadata"]["uid"] != first.pod["metadata"]["uid"]
         assert "sjf-eft" in (second.folder / "volumes/settings/agent.yaml").read_text()
@@ -229,7 +229,7 @@ def test_uninstallation_leaves_no_gate_and_nothing_in_the_cluster(
 
         create_gated("late")
         run_while(node, "uninstall", "fedsched", "--wait", "--timeout", "220s")
-        assert gated() == 0
+        assert gated() == 0, node.logs()
         assert "20 were lifted" in node.logs()
         assert whole_cluster(lab) == before
         # Of the namespace's own, what it learned stays, and nothing else.

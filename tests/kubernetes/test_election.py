@@ -137,5 +137,11 @@ def test_the_agent_beside_the_kube_scheduler_that_holds_its_lease_leads(
             gated_pods(lab, namespace, ["q"], scheduler=name)
             lab.start(name)
             until(lambda: gates(lab, namespace)["q"] == [], "it leads again")
+            # A kube-scheduler that is told to end lets go of its lease; who ends then lifts all.
+            lab.stop(name)
+            until(lambda: not leads(here), "nobody holds the lease")
+            gated_pods(lab, namespace, ["r"], scheduler=name)
+            assert here.stop() == 0
+            assert gates(lab, namespace)["r"] == [], here.log()
     finally:
         lab.stop(name)
