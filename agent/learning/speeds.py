@@ -4,8 +4,9 @@
 path (:meth:`SpeedModel.file`) and exchanges its rows with the federation. The model is a Gaussian
 over log steps/s (cluster seconds) of each cell (job type, GPUs, GPU model) whose parts are shared:
 a level of the job type and of the gang's size, and effects of the GPU model (mean from its data
-sheet), of the job type on it and of the gang's size on it. Few readings thus teach much about cells
-never seen. Observations are additive, (n, Σx, Σx²) per key, so a federation shares them by adding.
+sheet, of which some job types gain more than others), of the job type on it and of the gang's size
+on it. Few readings thus teach much about cells never seen. Observations are additive,
+(n, Σx, Σx²) per key, so a federation shares them by adding.
 """
 
 import math
@@ -34,8 +35,8 @@ MAX_OBSERVATIONS = 1500
 class SpeedPrior:
     """Standard deviations, in log steps/s, of what the model is made of.
 
-    The defaults are rounded from the spread of published measurements of 26 training jobs on three
-    GPU generations (https://github.com/stanford-futuredata/gavel).
+    The defaults are rounded from what makes published measurements of 26 training jobs on three GPU
+    generations most likely (https://github.com/stanford-futuredata/gavel).
     """
 
     level: float = 20.0
@@ -45,21 +46,24 @@ class SpeedPrior:
     (steps per batch and GPU) and 0.7 (steps of the whole gang), so the cluster has to teach it."""
     scaling: float = 0.3
     """Deviation of that mean."""
-    size: float = 0.25
+    size: float = 0.15
     """Level of a kind about what its job type and its gang's size say."""
     model: float = 0.1
     """A GPU model about what its data sheet says."""
     unknown_model: float = 0.8
     """A GPU model without a data sheet about the mean of the others."""
-    job_on_model: float = 0.35
-    """A job type on a GPU model."""
-    size_on_model: float = 0.1
+    response: float = 0.5
+    """How much a job type gains by what the data sheets promise, as a multiple about 1: work that
+    keeps a GPU busy gains all of it, work that waits for input next to nothing, on every model."""
+    job_on_model: float = 0.2
+    """A job type on a GPU model, beyond that."""
+    size_on_model: float = 0.13
     """A gang's size on a GPU model."""
-    cell: float = 0.15
+    cell: float = 0.18
     """What is left of each cell."""
     reading: float = 0.1
     """One reading of a cell."""
-    peers: float = 0.15
+    peers: float = 0.1
     """A cell of four or more other members about this one's; of fewer it grows as 1/√members."""
     data_sheet: float = 1.1
     """Log speed gained by log √(TFLOP/s · GB/s)."""
@@ -226,13 +230,14 @@ class SpeedModel:
                 + prior.scaling**2 * size[a] * size[b]
                 + prior.size**2 * same_kind
             )
+            response = prior.response**2 * same_job * mean[s] * mean[u]
             on_model = (
                 model_variance[s]
                 + prior.job_on_model**2 * same_job
                 + prior.size_on_model**2 * (size[a] == size[b])
                 + prior.cell**2 * same_kind
             )
-            return np.asarray(level + on_model * same_model, np.float64)
+            return np.asarray(level + response + on_model * same_model, np.float64)
 
         all_k = np.repeat(np.arange(kind_count), model_count)
         all_t = np.tile(np.arange(model_count), kind_count)
@@ -252,13 +257,15 @@ class SpeedModel:
         """[J, J] log slow-down of the row's job type beside the column's on one GPU."""
         prior, count = self.prior, len(job_types)
         alone = self._alone([(job_type, 1) for job_type in job_types], models)
+        _, sheet = _data_sheets(models, prior.data_sheet)
         observed = []
         for a, first in enumerate(job_types):
             read = [self._means(speed_text(first, 1, model), a, 0) for model in models]
             if not any(read):
                 continue  # not even the level of its speed is known
             for t, model in enumerate(models):
-                error = prior.cell**2 if read[t] else prior.job_on_model**2
+                unread = prior.job_on_model**2 + (prior.response * sheet[t]) ** 2
+                error = prior.cell**2 if read[t] else unread
                 for b, second in enumerate(job_types):
                     for o in self._means(beside_text(first, second, model), a, b):
                         slower = float(alone[a, t]) - o.mean
