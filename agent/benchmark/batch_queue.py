@@ -12,7 +12,18 @@ import msgspec
 import numpy as np
 
 from agent.benchmark.cross_entropy import Cost, cross_entropy
-from agent.benchmark.suite import Cell, Comparison, Figures, Means, Result, Say, Size, Suite
+from agent.benchmark.suite import (
+    BySize,
+    Cell,
+    Comparison,
+    Count,
+    Figures,
+    Means,
+    Result,
+    Say,
+    Size,
+    Suite,
+)
 from agent.benchmark.suites import data_file
 from agent.data_files import read_data
 from agent.simulator import splits
@@ -57,17 +68,6 @@ class Arm(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             raise ValueError("'learned: true' goes with order 'weighted' and with no other")
 
 
-class Draws(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of estimates for each window, by size."""
-
-    reduced: int
-    full: int
-
-    def __post_init__(self) -> None:
-        if min(self.reduced, self.full) < 1:
-            raise ValueError("each window needs at least 1 draw of estimates")
-
-
 class Learning(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How the learned order is fitted."""
 
@@ -89,7 +89,8 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     window: int
     part: splits.Part
     estimates: dict[str, float]
-    draws: Draws
+    draws: BySize[Count]
+    """Of estimates, for each window."""
     arms: dict[str, Arm]
     baselines: tuple[str, ...]
     rule: str
@@ -256,7 +257,7 @@ class BatchQueue(Suite):
         data, found = self.data, []
         for start in range(0, self._jobs() - data.window + 1, data.window):
             for setting, too_long in data.estimates.items():
-                for draw in range(getattr(data.draws, size) if too_long > 1.0 else 1):
+                for draw in range(data.draws.of(size) if too_long > 1.0 else 1):
                     span = f"{data.part} {start}–{start + data.window}"
                     found += [
                         Cell(

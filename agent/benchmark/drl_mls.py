@@ -95,7 +95,7 @@ class DrlMls(Suite):
         """Batch by batch, so that arms find its jobs made."""
         data, found = self.data, []
         for trace in self._traces():
-            for seed in range(getattr(data.batches, size)):
+            for seed in range(data.batches.of(size)):
                 for arrivals in data.arrivals:
                     for load in data.loads:
                         setting = f"{arrivals} {load:g}"
@@ -129,7 +129,7 @@ class DrlMls(Suite):
         if not todo:
             return
         say(f"{len(todo)} learners to train")
-        rounds = getattr(self.data.training.rounds, size)
+        rounds = self.data.training.rounds.of(size)
         context = multiprocessing.get_context("spawn")
         crew = [
             context.Process(target=_train_some, args=(self.data, folder, rounds, todo[i::TRAINERS]))

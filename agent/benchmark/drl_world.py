@@ -9,6 +9,7 @@ import msgspec
 from agent.benchmark.arms import Arm, informed
 from agent.benchmark.drl_learners import Learner, Lesson
 from agent.benchmark.knowledge import Learning, measured
+from agent.benchmark.suite import BySize, Count
 from agent.scheduling.decision import Policy as Greedy
 from agent.scheduling.decision import make_policy
 from agent.scheduling.rules import FIFO, HRRN, RULES, SJF
@@ -42,22 +43,11 @@ TOLD_NOTHING = Policy(rule="hrrn-eft")
 """What learners, who choose by themselves, know: any rule's but an oracle's."""
 
 
-class Sizes(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A number by the benchmark's size."""
-
-    reduced: int
-    full: int
-
-    def __post_init__(self) -> None:
-        if min(self.reduced, self.full) < 1:
-            raise ValueError("a size is at least 1")
-
-
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How every learner is trained."""
 
     seeds: int
-    rounds: Sizes
+    rounds: BySize[Count]
     batches: int
     jobs: int
 
@@ -74,7 +64,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     loads: tuple[float, ...]
     jobs: int
     shared: float
-    batches: Sizes
+    batches: BySize[Count]
     part: splits.Part
     learning: Learning
     training: Training

@@ -12,26 +12,12 @@ from typing import Any
 import msgspec
 import numpy as np
 
+from agent.benchmark.suite import BySize, Count
 from agent.scheduling.rules import RULES
 from agent.simulator import splits
 from agent.simulator.hardware import SpeedTable, load_speeds
 from agent.simulator.nodes import NodeMix, node_mix
 from agent.simulator.workloads import Options, Workload, synthetic
-
-
-class BySize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """A count for each size of the suite."""
-
-    reduced: int
-    full: int
-
-    def __post_init__(self) -> None:
-        if min(self.reduced, self.full) < 1:
-            raise ValueError(f"counts are at least 1, got {self.reduced} and {self.full}")
-
-    def of(self, size: str) -> int:
-        """The count of one size."""
-        return self.full if size == "full" else self.reduced
 
 
 class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -52,8 +38,8 @@ class Member(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 class Training(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """How each member learns."""
 
-    seeds: BySize
-    labels: BySize
+    seeds: BySize[Count]
+    labels: BySize[Count]
     jobs: int
     share: float
     others: int
@@ -106,7 +92,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     rule: str
     margin: float
     jobs: int
-    windows: BySize
+    windows: BySize[Count]
     sizes: tuple[int, ...]
     members: dict[str, Member]
     training: Training

@@ -13,7 +13,18 @@ import msgspec
 import numpy as np
 
 from agent.arrays import Floats, Ints
-from agent.benchmark.suite import Cell, Comparison, Curve, Figures, Means, Result, Say, Size, Suite
+from agent.benchmark.suite import (
+    BySize,
+    Cell,
+    Comparison,
+    Curve,
+    Figures,
+    Means,
+    Result,
+    Say,
+    Size,
+    Suite,
+)
 from agent.benchmark.suites import data_file
 from agent.data_files import read_data
 from agent.simulator.filling import (
@@ -51,19 +62,12 @@ class Shares(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     fragmented: float
 
 
-class Traces(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Names of traces, by size."""
-
-    reduced: tuple[str, ...]
-    full: tuple[str, ...]
-
-
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of ``fragmentation.yaml``."""
 
     nodes: str
     pods: dict[str, str]
-    traces: Traces
+    traces: BySize[tuple[str, ...]]
     orders: tuple[int, int]
     percents: tuple[int, ...]
     arms: tuple[str, ...]
@@ -190,7 +194,7 @@ class Fragmentation(Suite):
     def _there(self, size: Size) -> list[str]:
         """Traces of a size whose files are there."""
         found = []
-        for trace in getattr(self.data.traces, size):
+        for trace in self.data.traces.of(size):
             try:
                 trace_file(self.data.nodes), trace_file(self.data.pods[trace])
             except TraceError:

@@ -19,7 +19,19 @@ from agent.benchmark.knowledge import (
     measured,
     split_files,
 )
-from agent.benchmark.suite import Cell, Comparison, Figures, Means, Result, Row, Say, Size, Suite
+from agent.benchmark.suite import (
+    BySize,
+    Cell,
+    Comparison,
+    Figures,
+    Means,
+    Result,
+    Row,
+    Say,
+    Several,
+    Size,
+    Suite,
+)
 from agent.benchmark.suites import data_file
 from agent.data_files import read_data
 from agent.simulator import splits
@@ -28,17 +40,6 @@ from agent.simulator.runs import simulate
 from agent.simulator.workloads import Workload
 
 KNOWLEDGE = "knowledge.json"
-
-
-class Windows(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Windows of each trace, by size."""
-
-    reduced: int
-    full: int
-
-    def __post_init__(self) -> None:
-        if min(self.reduced, self.full) < 2:
-            raise ValueError("an interval needs at least 2 windows of a trace")
 
 
 class Asked(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -59,7 +60,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     nodes: dict[str, int]
     loads: tuple[float, ...]
-    windows: Windows
+    windows: BySize[Several]
     part: splits.Part
     learning: Learning
     speeds: SpeedSource
@@ -141,7 +142,7 @@ class MixedNodes(Suite):
         for trace in splits.available():
             parts = splits.windows(
                 trace, self.data.part, measured(), self._nodes,
-                count=getattr(self.data.windows, size), evaluation=True,
+                count=self.data.windows.of(size), evaluation=True,
             )  # fmt: skip
             for seed, part in enumerate(parts):
                 window = f"{trace} {part.start}–{part.stop} #{seed}"

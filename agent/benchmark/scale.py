@@ -21,8 +21,10 @@ from agent.benchmark.knowledge import (
     split_files,
 )
 from agent.benchmark.suite import (
+    BySize,
     Cell,
     Comparison,
+    Count,
     Curve,
     Figures,
     Means,
@@ -48,13 +50,6 @@ TIMED = frozenset(
 )
 
 
-class BySize(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Windows of each trace."""
-
-    reduced: int
-    full: int
-
-
 class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The content of ``scale.yaml``."""
 
@@ -62,7 +57,7 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     gpu_types: tuple[str, ...]
     load: float
     jobs_per_node: float
-    windows: BySize
+    windows: BySize[Count]
     part: splits.Part
     learning: Learning
     learned_on: dict[str, int]
@@ -121,7 +116,7 @@ class Scale(Suite):
             Cell(self.name, f"{count:,} nodes", arm, f"{trace} #{seed}", trace, seed)
             for count in self.data.sizes
             for trace in traces
-            for seed in range(getattr(self.data.windows, size))
+            for seed in range(self.data.windows.of(size))
             for arm in self.data.arms
         ]
 

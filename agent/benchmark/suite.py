@@ -6,7 +6,7 @@ Each suite's module implements :class:`Suite`; ``agent.benchmark.runner`` works 
 
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import Annotated, Generic, Literal, Protocol, TypeVar
 
 import msgspec
 
@@ -14,6 +14,25 @@ Size = Literal["reduced", "full"]
 Figures = dict[str, float]
 """By metric, such as ``mean_completion`` (s), ``p99`` (s), ``makespan`` (s) or ``unfinished``."""
 Say = Callable[[str], None]
+Count = Annotated[int, msgspec.Meta(ge=1)]
+Several = Annotated[int, msgspec.Meta(ge=2)]
+"""Of windows that are to have an interval, which one of them cannot have."""
+T = TypeVar("T")
+
+
+class BySize(msgspec.Struct, Generic[T], frozen=True, forbid_unknown_fields=True):
+    """What is another at each size, such as ``{reduced: 10, full: 30}`` in a suite's data.
+
+    What it may be is said by the type, as in ``BySize[Count]``, so that a wrong one is refused by
+    its key, as in ``windows.full``.
+    """
+
+    reduced: T
+    full: T
+
+    def of(self, size: Size) -> T:
+        """What it is at one size."""
+        return self.full if size == "full" else self.reduced
 
 
 class Cell(msgspec.Struct, frozen=True):

@@ -161,7 +161,10 @@ def test_the_worst_tenant_is_the_gang_size_that_waits_most() -> None:
         (lambda s: s.replace("{mode: queue", "{mode: place", 1), "names mode 'place'"),
         (lambda s: s.replace("p100", "p101"), "'p101'"),
         (lambda s: s.replace("[0.8, 0.9]", "[0]"), "loads are numbers above 0"),
-        (lambda s: s.replace("reduced: 2", "reduced: 1"), "at least 2 windows"),
+        (
+            lambda s: s.replace("reduced: 2", "reduced: 1"),
+            r"key windows.reduced: Expected `int` >= 2",
+        ),
         (lambda s: s.replace("{bound: true}", "{}"), "a rule or is a bound"),
         (lambda s: s.replace("speeds: alone", "speed: alone"), "speed"),
         (lambda s: s.replace("noise: 0.1", "noise: much"), r"key learning.noise: Expected `float`"),
