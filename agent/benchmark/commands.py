@@ -1,7 +1,7 @@
 """The commands of ``fedsched benchmark``, mounted by ``common.cli``."""
 
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Annotated
 
@@ -13,7 +13,7 @@ from agent.benchmark.latency import latency
 from agent.benchmark.quick import engine, rules
 from agent.benchmark.report import decode, encode, make_report
 from agent.benchmark.rule_search import tune_rule
-from agent.benchmark.runner import run
+from agent.benchmark.runner import read_times, run
 from agent.benchmark.suite import Size
 from agent.benchmark.suites import HELP, SUITES, load_suite
 from agent.data_files import DataFileError
@@ -51,7 +51,18 @@ def suite(name: str, size: Size, output: Path, workers: int, fresh: bool) -> boo
     write_atomic(output / f"{name}.json", encode(report))
     documents.show(report, console)
     draw(output, name)
+    show_times(output, size, [name])
     return not outcome.failures
+
+
+def show_times(output: Path, size: Size, names: Sequence[str]) -> None:
+    """Print what suites took, all runs together that their figures are from, and the sum."""
+    known = read_times(output)
+    spent = {name: known[f"{name} {size}"] for name in names if f"{name} {size}" in known}
+    for name, one in spent.items():
+        console.print(documents.spent_line(name, [one]), soft_wrap=True)
+    if len(spent) > 1:
+        console.print(documents.spent_line("all", list(spent.values())), soft_wrap=True)
 
 
 def draw(folder: Path, name: str) -> None:
@@ -116,6 +127,7 @@ def run_all(
     size: Size = "full" if full else "reduced"
     failed = [name for name in SUITES if not _careful(name, size, output, workers, fresh)]
     _pages(output, None if failed else docs)
+    show_times(output, size, list(SUITES))
     if failed:
         left = f"; {docs} is left as it was" if docs else ""
         console.print(f"[red]not whole[/red]: {', '.join(failed)}{left}")

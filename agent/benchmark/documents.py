@@ -10,6 +10,7 @@ from rich.console import Console
 from rich.table import Table
 
 from agent.benchmark.report import ALL, Report, decode
+from agent.benchmark.runner import Spent
 from agent.benchmark.suite import Comparison, Result, Row
 from agent.benchmark.suites import SUITES
 from agent.data_files import DataFileError
@@ -46,6 +47,23 @@ def number(value: float) -> str:
     if size >= 1:
         return f"{value:.2f}"
     return "0" if value == 0 else f"{value:.3g}"
+
+
+def duration(seconds: float) -> str:
+    """A time as in ``1 h 5 min`` or ``2 min 10 s``; hours without seconds."""
+    whole = round(seconds)
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    return f"{whole // 3600} h {whole % 3600 // 60} min"
+
+
+def spent_line(name: str, spent: Sequence[Spent]) -> str:
+    """What a suite or several took, as in ``scale: 3,000 cells, 2 min 10 s, 4 min 5 s of CPU``."""
+    wall, cpu = sum(one.wall_seconds for one in spent), sum(one.cpu_seconds for one in spent)
+    cells = sum(one.cells for one in spent)
+    return f"{name}: {cells:,} cells, {duration(wall)}, {duration(cpu)} of CPU"
 
 
 def change(row: Row, comparison: Comparison) -> str:
@@ -118,7 +136,7 @@ def _facts(report: Report) -> list[str]:
     span = f"{windows[0]}" if len(windows) == 1 else f"{windows[0]} to {windows[-1]}"
     versions = ", ".join(f"{name} {version}" for name, version in report.versions.items())
     return [
-        f"Command: `{report.command}`, {report.timing.process_seconds / 60:.1f} process minutes.",
+        f"Command: `{report.command}`.",
         f"{span} windows a setting, of: {', '.join(report.traces)}. Seeds: {report.seeds}.",
         f"Made on {report.machine}; {versions}; code and data {report.fingerprint}.",
     ]

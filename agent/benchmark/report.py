@@ -26,7 +26,6 @@ _ROUNDING = 1e-12
 class Timing(msgspec.Struct, frozen=True):
     """What differs from one run to the next."""
 
-    process_seconds: float
     means: dict[str, dict[str, dict[str, float]]]
     """Of the timed metrics, [setting][arm][metric]."""
     curves: list[Curve]
@@ -213,7 +212,7 @@ def make_report(suite: Suite, size: Size, outcome: Outcome, cells: Sequence[Cell
         comparisons=results,
         means=steady,
         failures=sorted(f"{c.setting}, {c.arm}, {c.window}: {why}" for c, why in outcome.failures),
-        timing=Timing(outcome.seconds, _only(means, suite.timed, True), suite.curves(means)),
+        timing=Timing(_only(means, suite.timed, True), suite.curves(means)),
     )
 
 

@@ -3,8 +3,10 @@
 Every cell's figures are a line of ``cells.jsonl``, written as soon as they are there. A line holds
 as long as its digest does: of the cell and of everything that its figures depend on. So a run that
 was broken off goes on where it was, and a change works off anew what it touches and nothing else.
+What the figures took lies beside them in ``times.json``, by suite and size.
 """
 
+import contextlib
 import hashlib
 import os
 import shutil
@@ -29,9 +31,12 @@ from agent.benchmark.suite import Cell, Figures, Size, Suite
 from agent.benchmark.suites import reference
 from agent.benchmark.workers import Answer, answers, prepare
 from agent.lock import LockedError, sole
+from common.weights import write_atomic
 
 SYNC_SECONDS = 1.0
 """Lines reach the system at once, and the disk at least this often."""
+TIMES = "times.json"
+"""In the output folder: what suites took."""
 
 
 class Line(msgspec.Struct, frozen=True):
@@ -40,7 +45,18 @@ class Line(msgspec.Struct, frozen=True):
     digest: str
     cell: Cell
     figures: Figures
-    seconds: float
+
+
+class Spent(msgspec.Struct, frozen=True):
+    """What the figures of a suite took at one size, in all runs together that they are from."""
+
+    fingerprint: str
+    """Of the figures; for others it begins anew."""
+    cells: int = 0
+    """That are done."""
+    wall_seconds: float = 0.0
+    cpu_seconds: float = 0.0
+    """Of preparation and workers, with all processes that they started."""
 
 
 @dataclass
@@ -49,8 +65,6 @@ class Outcome:
 
     fingerprint: str
     figures: dict[Cell, Figures] = field(default_factory=dict)
-    seconds: float = 0.0
-    """Process seconds that the figures took, whenever that was."""
     failures: list[tuple[Cell, str]] = field(default_factory=list)
     resumed: int = 0
     """Cells that were done before."""
@@ -72,6 +86,47 @@ def read_lines(path: Path) -> dict[str, Line]:
                 continue
             found[line.digest] = line
     return found
+
+
+def read_times(output: Path) -> dict[str, Spent]:
+    """What each suite took, by ``<suite> <size>``; of another version's file, nothing."""
+    try:
+        return msgspec.json.decode((output / TIMES).read_bytes(), type=dict[str, Spent])
+    except (FileNotFoundError, msgspec.DecodeError):
+        return {}
+
+
+class _Meter:
+    """Adds what a run takes to what the runs before it took, however it ends but by a kill.
+
+    CPU time is that of children, which is known once they ended: within, wait for all of them.
+    """
+
+    def __init__(self, output: Path, key: str, outcome: Outcome, *, fresh: bool) -> None:
+        self._output, self._key, self._outcome = output, key, outcome
+        spent = read_times(output).get(key)
+        whole = spent is not None and spent.fingerprint == outcome.fingerprint and not fresh
+        self._before = spent if spent is not None and whole else Spent(outcome.fingerprint)
+
+    def __enter__(self) -> None:
+        self._wall, self._cpu = time.monotonic(), _children_cpu()
+
+    def __exit__(self, *_: object) -> None:
+        spent = msgspec.structs.replace(
+            self._before,
+            cells=len(self._outcome.figures),
+            wall_seconds=self._before.wall_seconds + time.monotonic() - self._wall,
+            cpu_seconds=self._before.cpu_seconds + _children_cpu() - self._cpu,
+        )
+        times = read_times(self._output) | {self._key: spent}
+        text = msgspec.json.format(msgspec.json.encode(times), indent=1)
+        write_atomic(self._output / TIMES, text + b"\n")
+
+
+def _children_cpu() -> float:
+    """CPU seconds of all children that have ended, and of theirs."""
+    times = os.times()
+    return times.children_user + times.children_system
 
 
 class _Journal:
@@ -171,14 +226,14 @@ def _run(
             todo.append(cell)
         else:
             outcome.figures[cell] = line.figures
-            outcome.seconds += line.seconds
     outcome.resumed = len(outcome.figures)
     if todo:
         folder.mkdir(parents=True, exist_ok=True)
-        outcome.seconds += prepare(
-            reference(suite), size, folder, lambda text: console.print(f"{suite.name}: {text}")
-        )
-        _work_off(suite, todo, folder, basis, workers, _Journal(path), outcome, console)
+        with _Meter(output, f"{suite.name} {size}", outcome, fresh=fresh):
+            prepare(
+                reference(suite), size, folder, lambda text: console.print(f"{suite.name}: {text}")
+            )
+            _work_off(suite, todo, folder, basis, workers, _Journal(path), outcome, console)
     return outcome
 
 
@@ -198,9 +253,10 @@ def _work_off(
     )  # fmt: skip
     total = len(todo) + outcome.resumed
     try:
-        with progress:
+        # Closed, so that the workers have ended whatever ends the loop.
+        with progress, contextlib.closing(answers(reference(suite), todo, folder, workers)) as came:
             task = progress.add_task(suite.name, total=total, completed=outcome.resumed)
-            for done, answer in enumerate(answers(reference(suite), todo, folder, workers), 1):
+            for done, answer in enumerate(came, 1):
                 _keep(answer, basis, journal, outcome, console)
                 progress.advance(task)
                 if not console.is_terminal and done * 10 // len(todo) > (done - 1) * 10 // len(
@@ -223,6 +279,5 @@ def _keep(
             soft_wrap=True,
         )
         return
-    journal.append(Line(digest(cell, basis), cell, answer.figures, answer.seconds))
+    journal.append(Line(digest(cell, basis), cell, answer.figures))
     outcome.figures[cell] = answer.figures
-    outcome.seconds += answer.seconds

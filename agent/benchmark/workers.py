@@ -8,10 +8,9 @@ import contextlib
 import multiprocessing
 import os
 import signal
-import time
 import traceback
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import SpawnProcess
@@ -34,8 +33,6 @@ class Answer:
 
     cell: Cell
     figures: Figures
-    seconds: float
-    """Of processor time, which other work on the machine does not lengthen."""
     error: str = ""
 
 
@@ -48,15 +45,14 @@ def _why(error: BaseException) -> str:
 
 def work(suite: Suite, cell: Cell, folder: Path) -> Answer:
     """Work one cell off in this process."""
-    begun = time.process_time()
     try:
         figures = {name: float(value) for name, value in suite.run(cell, folder).items()}
         wrong = [n for n, value in figures.items() if not abs(value) < float("inf")]
         if wrong or not figures:
             raise ValueError(f"no finite figure: {', '.join(wrong) or 'none at all'}")
     except Exception as error:  # noqa: BLE001 - one cell must not cost the others
-        return Answer(cell, {}, time.process_time() - begun, _why(error))
-    return Answer(cell, figures, time.process_time() - begun)
+        return Answer(cell, {}, _why(error))
+    return Answer(cell, figures)
 
 
 def _serve(name: str, folder: Path, port: Connection) -> None:
@@ -69,7 +65,7 @@ def _serve(name: str, folder: Path, port: Connection) -> None:
 
 
 def _prepare(name: str, size: Size, folder: Path, port: Connection) -> None:
-    """Let a suite prepare itself: a text for each thing it says, then the time or an error."""
+    """Let a suite prepare itself: a text for each thing it says, then None or an error."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         with splits.training():  # what is fitted here has no business with what judges it
@@ -77,7 +73,7 @@ def _prepare(name: str, size: Size, folder: Path, port: Connection) -> None:
     except Exception as error:  # noqa: BLE001 - reported where the command runs
         port.send(RuntimeError(_why(error)))
     else:
-        port.send(time.process_time())
+        port.send(None)
 
 
 @contextlib.contextmanager
@@ -100,10 +96,8 @@ def _end(process: SpawnProcess) -> None:
     process.join()
 
 
-def prepare(name: str, size: Size, folder: Path, say: Say) -> float:
+def prepare(name: str, size: Size, folder: Path, say: Say) -> None:
     """Let a suite prepare itself, in a process as its cells are worked off in.
-
-    Returns the processor time that it took, s.
 
     Raises:
         RuntimeError: it failed, or its process died.
@@ -114,11 +108,10 @@ def prepare(name: str, size: Size, folder: Path, say: Say) -> float:
         process.start()
     theirs.close()
     try:
-        while not isinstance(told := ours.recv(), float):
+        while (told := ours.recv()) is not None:
             if isinstance(told, RuntimeError):
                 raise RuntimeError(f"suite {name} could not prepare: {told}")
             say(told)
-        return told
     except EOFError:
         process.join()
         raise RuntimeError(
@@ -145,7 +138,9 @@ def _start(name: str, folder: Path) -> _Worker:
     return _Worker(process, ours)
 
 
-def answers(name: str, cells: Sequence[Cell], folder: Path, workers: int) -> Iterator[Answer]:
+def answers(
+    name: str, cells: Sequence[Cell], folder: Path, workers: int
+) -> Generator[Answer, None, None]:
     """Work all cells off in ``workers`` processes; answers come as they are ready.
 
     The processes end with the iteration, however it ends.
@@ -170,7 +165,7 @@ def answers(name: str, cells: Sequence[Cell], folder: Path, workers: int) -> Ite
                     code, culprit = worker.process.exitcode, worker.held.popleft()
                     todo.extendleft(reversed(worker.held))
                     crew[ports[port]] = _start(name, folder)
-                    yield Answer(culprit, {}, 0.0, f"its process died with exit code {code}")
+                    yield Answer(culprit, {}, f"its process died with exit code {code}")
                 else:
                     worker.held.popleft()
                     yield answer

@@ -33,7 +33,7 @@ KEYS = [(suite, key) for suite in SUITES for key, _ in by_size(shipped(suite))]
 def refusal(suite: str, data: dict[str, Any], path: Path) -> str:
     path.write_text(yaml.safe_dump(data))
     with pytest.raises(DataFileError) as raised:
-        type(load_suite(suite))(path)  # type: ignore[call-arg] # all take the path of their data
+        type(load_suite(suite))(path)
     return str(raised.value)
 
 

@@ -2,6 +2,8 @@
 
 import json
 import os
+import subprocess
+import sys
 from pathlib import Path
 
 from agent.benchmark.suite import Cell, Comparison, Figures, Say, Size, Suite
@@ -9,6 +11,9 @@ from agent.simulator import splits
 
 FOLDER = "TINY_SUITE_FOLDER"
 """Environment variable: a folder with ``orders.json``, and where runs of cells leave a trace."""
+
+TOIL_SECONDS = 0.5
+_TOIL = f"import time\nwhile time.process_time() < {TOIL_SECONDS}: pass"
 
 
 def orders() -> dict[str, str]:
@@ -37,6 +42,8 @@ class TinySuite(Suite):
     def prepare(self, size: Size, folder: Path, say: Say) -> None:
         if orders().get("prepare") == "peek":
             splits.part_jobs("ed69ec", "sealed", evaluation=True)
+        if orders().get("prepare") == "toil":
+            subprocess.run([sys.executable, "-c", _TOIL], check=True)
         say(f"prepared for {size}")
         (folder / "fitted").write_text("2.0")
 
