@@ -1,6 +1,7 @@
 """Pictures of a report: intervals of all comparisons, and a suite's curves; called by commands."""
 
 import re
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -10,13 +11,29 @@ matplotlib.use("Agg")
 import matplotlib.pyplot as plt
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from agent.benchmark.report import ALL, Report
 from agent.benchmark.suite import Curve, Result
 
-COLOURS = {"better": "#2e9e6b", "no worse": "#5b8def", "undecided": "#9aa0a6", "worse": "#d9534f"}
+MARKS = {
+    "better": ("#009e73", "o"),
+    "no worse": ("#0072b2", "s"),
+    "undecided": ("#767676", "D"),
+    "worse": ("#d55e00", "X"),
+}
+"""Colour and marker of each verdict. The colours are of Okabe and Ito's palette (Color Universal
+Design, 2008), which people who see fewer colours can tell apart; in print the shapes do it."""
+COLOURS = "#0072b2", "#e69f00", "#009e73", "#cc79a7", "#56b4e9", "#d55e00", "#000000", "#767676"
+LINES = "osD^vPX<>*"
+"""Colours, of the same palette, and markers of a chart's lines, one after the other."""
+_LEGEND_ROWS = 2.0
 # Text stays text, and two runs draw the same file.
-_STYLE: dict[Any, Any] = {"svg.fonttype": "none", "svg.hashsalt": "fedsched", "font.size": 9}
+_STYLE: dict[Any, Any] = {
+    "svg.fonttype": "none",
+    "svg.hashsalt": "fedsched",
+    "font.size": 9,
+}
 
 
 def _intervals(result: Result, axes: Axes) -> None:
@@ -25,10 +42,8 @@ def _intervals(result: Result, axes: Axes) -> None:
     percent = 1.0 if comparison.difference else 100.0
     equal = 0.0 if comparison.difference else 1.0
     for place, row in enumerate(rows):
-        colour = COLOURS[row.verdict]
-        ends = [percent * (row.low - equal), percent * (row.high - equal)]
-        axes.plot(ends, [place, place], color=colour, linewidth=2)
-        axes.plot(percent * (row.mean - equal), place, "o", color=colour, markersize=4)
+        points = [percent * (end - equal) for end in (row.low, row.mean, row.high)]
+        axes.plot(points, [place] * 3, markevery=[1], **_look(row.verdict))
     axes.axvline(0.0, color="black", linewidth=0.8)
     names = [row.arm if row.setting == ALL else f"{row.arm}, {row.setting}" for row in rows]
     axes.set_yticks(range(len(rows)), names)
@@ -39,9 +54,29 @@ def _intervals(result: Result, axes: Axes) -> None:
         axes.set_title(comparison.title, fontsize=9, loc="left")
 
 
+def _look(verdict: str) -> dict[str, Any]:
+    """How an interval and the marker of its mean are drawn."""
+    colour, marker = MARKS[verdict]
+    return {
+        "color": colour, "linewidth": 2, "marker": marker, "markersize": 8,
+        "markeredgecolor": "white", "markeredgewidth": 0.4,
+    }  # fmt: skip
+
+
+def _legend(figure: Figure) -> None:
+    """All verdicts, above the plots, whichever occur: pictures are read side by side."""
+    handles = [Line2D([], [], label=verdict, **_look(verdict)) for verdict in MARKS]
+    figure.legend(
+        handles=handles, loc="outside upper left", ncols=len(MARKS), frameon=False,
+        title="mean and 95 % interval", alignment="left",
+    )  # fmt: skip
+
+
 def _curve(curve: Curve, axes: Axes) -> None:
-    for name, points in curve.lines.items():
-        axes.plot([x for x, _ in points], [y for _, y in points], "o-", label=name, markersize=3)
+    looks = zip(cycle(COLOURS), cycle(LINES), strict=False)
+    for (name, points), (colour, marker) in zip(curve.lines.items(), looks, strict=False):
+        x, y = [x for x, _ in points], [y for _, y in points]
+        axes.plot(x, y, color=colour, marker=marker, label=name, markersize=4.5)
     if curve.log_x:
         axes.set_xscale("log")
     if curve.log_y:
@@ -69,11 +104,12 @@ def draw(report: Report, folder: Path) -> list[Path]:
         if shown:
             heights = [len(result.rows) + 2.5 for result in shown]
             figure, axes = plt.subplots(
-                len(shown), 1, figsize=(9, 0.24 * sum(heights)), squeeze=False,
+                len(shown), 1, figsize=(9, 0.24 * (sum(heights) + _LEGEND_ROWS)), squeeze=False,
                 layout="constrained", gridspec_kw={"height_ratios": heights},
             )  # fmt: skip
             for result, place in zip(shown, axes[:, 0], strict=True):
                 _intervals(result, place)
+            _legend(figure)
             made.append(folder / f"{report.suite}.svg")
             _save(figure, made[-1])
         for count, curve in enumerate(report.timing.curves, start=1):

@@ -119,6 +119,8 @@ def test_a_report_survives_its_file_and_renders_the_same(tmp_path: Path) -> None
     (tmp_path / "scale.json").write_bytes(encode(named))
     first = {path.name: path.read_bytes() for path in plots.draw(named, tmp_path)}
     assert set(first) == {"scale.svg", "scale-1.svg"}
+    legend = [f">{verdict}</text>" for verdict in plots.MARKS]
+    assert [text for text in legend if text in first["scale.svg"].decode()] == legend
     assert {path.name: path.read_bytes() for path in plots.draw(named, tmp_path)} == first
     (tmp_path / "scale.md").write_text("Aimed at: the moon.\n")
     page = results_page(tmp_path, tmp_path)
@@ -128,6 +130,13 @@ def test_a_report_survives_its_file_and_renders_the_same(tmp_path: Path) -> None
         "| load 0.8 | slow | 11.0 |", "6 windows a setting, of: a, b. Seeds: 0–2.",
     ):  # fmt: skip
         assert text in page
+
+
+def test_verdicts_and_lines_of_a_picture_differ_in_shape_as_well_as_in_colour() -> None:
+    assert set(plots.MARKS) == {"better", "worse", "no worse", "undecided"}
+    for looks in zip(*plots.MARKS.values(), strict=True):
+        assert len(set(looks)) == len(plots.MARKS)
+    assert len(set(plots.LINES)) == len(plots.LINES) > len(set(plots.COLOURS))
 
 
 def test_figures_keep_three_digits() -> None:
