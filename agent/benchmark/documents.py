@@ -177,11 +177,14 @@ def section(report: Report, pictures: Sequence[str], remarks: str = "") -> str:
         parts.append(remarks.strip())
     if report.findings:
         parts.append("\n".join(f"- {text}" for text in report.findings))
+    if report.notes:
+        parts.append("What the names mean, and how the figures came about:")
+        parts.append("\n".join(f"- {text}" for text in report.notes))
     parts += [f"![{report.suite}]({picture})" for picture in pictures]
     parts += [_markdown(grid) for grid in grids(report)]
     if report.failures:
         parts.append("Failed cells:\n\n" + "\n".join(f"- {text}" for text in report.failures))
-    parts.append("\n".join(f"- {text}" for text in [*report.notes, *_facts(report)]))
+    parts.append("\n".join(f"- {text}" for text in _facts(report)))
     return "\n\n".join(parts) + "\n"
 
 

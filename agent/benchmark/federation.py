@@ -22,8 +22,10 @@ from agent.benchmark.federation_findings import (
     NEWCOMER,
     OWN,
     RULE,
+    SET_ASIDE,
     comparisons,
     findings,
+    notes,
 )
 from agent.benchmark.federation_speeds import predict
 from agent.benchmark.federation_training import (
@@ -76,22 +78,7 @@ class Federation(Suite):
         self.data = read_data(path or data_file(self.name), Data)
         self.comparisons = comparisons(self.data, self._names)
         left_out = [name for name in self.data.members if name not in self._names]
-        self.notes = [
-            "Members learn from the train part of their trace and are judged on its sealed part. "
-            "All know the run times of the jobs that they have lived through, but for newcomers.",
-            "Policies: speeds are known to all. Every member tries candidates on its own jobs, "
-            f"{self.data.training.rounds} rounds of {self.data.training.steps} optimiser steps "
-            "follow; updates are quantised and pass the hub's own validation and strategy. No gate "
-            "holds back a policy that does harm, as a live agent's does.",
-            "Speeds: the rule decides by predicted speeds; each site's true speeds differ from the "
-            f"published ones by {100 * self.data.speeds.spread:g} %, a newcomer knows nothing of "
-            "its own. What jobs that share a GPU do to each other is known to all.",
-            f"A correction decides where it leads by more than {self.data.margin:g}.",
-            *(
-                [f"Left out, as their traces are not there: {', '.join(left_out)}."]
-                * bool(left_out)
-            ),
-        ]
+        self.notes = notes(self.data, left_out)
 
     @cached_property
     def _clusters(self) -> dict[str, Cluster]:
@@ -220,7 +207,7 @@ class Federation(Suite):
                 arrays = read_policy(self._policy_file(cell, folder, member))
                 policy = make_policy(self.data.rule, arrays, margin=self.data.margin)
             if cell.setting.startswith("one liar") and cell.arm != RULE:
-                figures["set_aside"] = self._set_aside(cell, folder)
+                figures[SET_ASIDE] = self._set_aside(cell, folder)
         found = simulate(sim, policy, seed=seed)
         return figures | {
             "mean_completion": found.mean,
