@@ -1,13 +1,17 @@
 """Compiles every kernel once, so that no later process on this machine waits for it.
 
 The install step runs ``python -m agent.warm``; everything else works without it, only slower at
-its first start.
+its first start. What former versions compiled, some 90 MB each, goes once it is old.
 """
 
 import math
+import shutil
+import time
+from pathlib import Path
 
 import numpy as np
 
+from agent.arrays import kernel_cache
 from agent.learning.ablated import Ablated, record_ablated, simulate_ablated
 from agent.learning.reward import RewardWeights
 from agent.learning.rollouts import rollout
@@ -24,6 +28,8 @@ from agent.simulator.traces import read_gavel, trace_file
 from agent.simulator.workloads import window
 from common.features import FEATURE_COUNT
 from common.policy import initial_arrays
+
+OLD_DAYS = 30.0
 
 
 def warm() -> None:
@@ -52,5 +58,20 @@ def warm() -> None:
     warm_up("hrrn-eft")
 
 
+def prune(current: Path) -> list[Path]:
+    """Remove kernels of other versions that were last installed :data:`OLD_DAYS` ago; which.
+
+    An installation that still uses them compiles them anew at its next start.
+    """
+    current.mkdir(parents=True, exist_ok=True)
+    current.touch()
+    oldest = time.time() - 86400.0 * OLD_DAYS
+    old = [p for p in current.parent.glob("kernels-*") if p.stat().st_mtime < oldest]
+    for folder in old:
+        shutil.rmtree(folder, ignore_errors=True)
+    return old
+
+
 if __name__ == "__main__":
     warm()
+    prune(kernel_cache())
