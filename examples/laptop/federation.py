@@ -226,17 +226,17 @@ class Federation:
 
     @property
     def over(self) -> bool:
-        """Whether all clusters are done and the federation had its rounds (or one more minute)."""
+        """Whether all clusters are done and the federation had its rounds (or two minutes more)."""
         if not all(self._last.get(m.name, {}).get("over") for m in self.members):
             return False
-        if self.finished_rounds() >= self.least_rounds:
+        if self.shared_rounds() >= self.least_rounds:
             return True
         self._last.setdefault("waiting since", time.monotonic())
-        return bool(time.monotonic() - self._last["waiting since"] > 60.0)
+        return bool(time.monotonic() - self._last["waiting since"] > 120.0)
 
-    def finished_rounds(self) -> int:
-        """Rounds that the hub has finished."""
-        return sum(1 for r in self._rounds() if r.get("finished"))
+    def shared_rounds(self) -> int:
+        """Finished rounds in which members learned from each other: two and more took part."""
+        return sum(1 for r in self._rounds() if r.get("finished") and r.get("accepted", 0) >= 2)
 
     def _rounds(self) -> list[dict[str, Any]]:
         return list(self._last.get("rounds") or [])

@@ -28,7 +28,10 @@ DashboardPort = Annotated[
     int, typer.Option(min=0, max=65535, help="Port of the dashboard; 0 takes a free one.")
 ]
 Rounds = Annotated[
-    int, typer.Option(min=1, help="Federation rounds to wait for, a minute at most, at the end.")
+    int,
+    typer.Option(
+        min=1, help="Rounds of two and more members to wait for, two minutes at most, at the end."
+    ),
 ]
 Windows = Annotated[
     int, typer.Option(min=2, help="Windows of unseen jobs that each policy is judged on.")
