@@ -7,12 +7,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Bools, Features, Floats, Ints, kernel
+from agent.arrays import Bools, Features, kernel
 from agent.learning.batch import Batch
 from agent.learning.reward import Interval, RewardWeights, rewards
 from agent.scheduling.candidates import MAX_QUEUE_CANDIDATES, Candidates, new_candidates
 from agent.scheduling.decision import Policy, seed_kernels, take
-from agent.simulator.runs import Result, result
+from agent.simulator.runs import Result, Tape, new_tape, result, write
 from agent.simulator.simulation import Simulation
 from agent.simulator.stepping import (
     Ledger,
@@ -21,7 +21,6 @@ from agent.simulator.stepping import (
     next_choice,
     take_row,
 )
-from common.features import FEATURE_COUNT
 
 
 class Ablated(NamedTuple):
@@ -33,20 +32,6 @@ class Ablated(NamedTuple):
     """[FEATURE_COUNT] 1 for the columns that it sees, 0 for the others."""
     residual: bool
     """Whether the rule's scores count; without them it knows nothing before it has learned."""
-
-
-class _Tape(NamedTuple):
-    """Room for ``M`` decisions with at most ``C`` candidates."""
-
-    features: Features
-    rule_scores: Floats
-    counts: Ints
-    action: Ints
-    log_prob: Floats
-    time: Floats
-    """[M + 1]"""
-    integrals: Floats
-    """[M + 1, 3]"""
 
 
 @kernel
@@ -76,7 +61,7 @@ def _run(
 
 @kernel
 def _record(
-    sim: Simulation, ablated: Ablated, eligible: Bools, out: Candidates, ledger: Ledger, tape: _Tape
+    sim: Simulation, ablated: Ablated, eligible: Bools, out: Candidates, ledger: Ledger, tape: Tape
 ) -> int:
     m = 0
     while True:
@@ -85,9 +70,7 @@ def _record(
         if count == 0 or m == len(tape.counts):
             return m
         row, log_prob = _choose(ablated, out, count, rule_row)
-        tape.features[m, :count] = out.features[:count]
-        tape.rule_scores[m, :count] = out.rule_scores[:count]
-        tape.counts[m], tape.action[m], tape.log_prob[m] = count, row, log_prob
+        write(tape, m, out, count, row, log_prob)
         take_row(sim, out, row, ledger, m)
         m += 1
 
@@ -119,17 +102,8 @@ def record_ablated(
             more: each is an episode of its own.
     """
     seed_kernels(seed)
-    pods, width = len(sim.state), MAX_QUEUE_CANDIDATES
-    tape = _Tape(
-        features=np.zeros((decisions, width, FEATURE_COUNT), np.float32),
-        rule_scores=np.zeros((decisions, width)),
-        counts=np.zeros(decisions, np.int64),
-        action=np.zeros(decisions, np.int64),
-        log_prob=np.zeros(decisions),
-        time=np.zeros(decisions + 1),
-        integrals=np.zeros((decisions + 1, 3)),
-    )
-    ledger, out = new_ledger(pods, decisions), new_candidates(width)
+    pods, tape = len(sim.state), new_tape(decisions)
+    ledger, out = new_ledger(pods, decisions), new_candidates(MAX_QUEUE_CANDIDATES)
     m = _record(sim, ablated, np.ones(pods, np.bool_), out, ledger, tape)
     if m == 0:
         return None

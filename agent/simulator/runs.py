@@ -11,7 +11,7 @@ from typing import NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from agent.arrays import Bools, Floats, Ints, kernel
+from agent.arrays import Bools, Features, Floats, Ints, kernel
 from agent.cluster.view import PENDING, RUNNING, imbalance
 from agent.scheduling.candidates import MAX_QUEUE_CANDIDATES, Candidates, new_candidates
 from agent.scheduling.decision import Policy, next_placement, seed_kernels
@@ -50,7 +50,7 @@ class Result:
 class Tape(NamedTuple):
     """Room for the record of at most ``M`` decisions of a run with ``C`` candidates each."""
 
-    features: Floats
+    features: Features
     """[M, C, FEATURE_COUNT]"""
     rule_scores: Floats
     """[M, C]"""
@@ -64,10 +64,28 @@ class Tape(NamedTuple):
     """[M + 1] when it was decided; the last one is the end of the run."""
     integrals: Floats
     """[M + 1, 3] ∫ pending dt, ∫ jobs dt, ∫ Σ (U_i − Ū)² dt up to then."""
-    oom_kills: Floats
-    """[M] kills of the pod that the decision placed."""
-    placed_by: Ints
-    """[P] the decision that placed each pod last; −1 for none."""
+
+
+def new_tape(decisions: int) -> Tape:
+    """Room for so many decisions, with as many candidates as the queue can have."""
+    width = MAX_QUEUE_CANDIDATES
+    return Tape(
+        features=np.zeros((decisions, width, FEATURE_COUNT), np.float32),
+        rule_scores=np.zeros((decisions, width)),
+        counts=np.zeros(decisions, np.int64),
+        action=np.zeros(decisions, np.int64),
+        log_prob=np.zeros(decisions),
+        time=np.zeros(decisions + 1),
+        integrals=np.zeros((decisions + 1, 3)),
+    )
+
+
+@kernel
+def write(tape: Tape, m: int, out: Candidates, count: int, row: int, log_prob: float) -> None:
+    """Decision ``m`` was for ``row`` of the first ``count`` of ``out``."""
+    tape.features[m, :count] = out.features[:count]
+    tape.rule_scores[m, :count] = out.rule_scores[:count]
+    tape.counts[m], tape.action[m], tape.log_prob[m] = count, row, log_prob
 
 
 @kernel
@@ -98,13 +116,23 @@ def _run(
 
 @kernel
 def _record(
-    sim: Simulation, policy: Policy, eligible: Bools, out: Candidates, until: float, tape: Tape
+    sim: Simulation,
+    policy: Policy,
+    eligible: Bools,
+    out: Candidates,
+    until: float,
+    tape: Tape,
+    oom_kills: Floats,
 ) -> int:
-    """Run like :func:`_run` while the tape has room, writing every decision to it."""
+    """Run like :func:`_run` while the tape has room, writing every decision to it.
+
+    oom_kills: [M] is counted up by kills of the pod that each decision placed.
+    """
     m, room = 0, len(tape.counts)
     sums, rates, before = np.zeros(3), np.zeros(3), sim.cluster.clock[0]
     killed = sim.counters[OOM_KILLS]
     attempts = sim.attempts.copy()
+    placed_by = np.full(len(attempts), -1, np.int64)  # the decision that placed each pod last
     while m < room and sim.counters[DONE] < len(sim.state) and advance(sim, until):
         integrate(sim, sums, before, rates)
         before = sim.cluster.clock[0]
@@ -115,24 +143,22 @@ def _record(
                     attempts[pod] > 0
                     and sim.cluster.node[pod] < 0
                     and sim.state[pod] != SUCCEEDED
-                    and tape.placed_by[pod] >= 0
+                    and placed_by[pod] >= 0
                 ):
-                    tape.oom_kills[tape.placed_by[pod]] += 1.0
-                    tape.placed_by[pod] = -1
+                    oom_kills[placed_by[pod]] += 1.0
+                    placed_by[pod] = -1
         while m < room:
             pod, node, count, row, log_prob = next_placement(
                 sim.cluster, policy, eligible, out, True
             )
             if count == 0:
                 break
-            tape.features[m, :count] = out.features[:count]
-            tape.rule_scores[m, :count] = out.rule_scores[:count]
-            tape.counts[m], tape.action[m], tape.log_prob[m] = count, row, log_prob
+            write(tape, m, out, count, row, log_prob)
             tape.time[m], tape.integrals[m] = sim.cluster.clock[0], sums
             if pod >= 0:
                 place(sim, pod, node)
                 attempts[pod] = sim.attempts[pod]
-                tape.placed_by[pod] = m
+                placed_by[pod] = m
             rates[2] = imbalance(sim.cluster)
             rates[0], rates[1] = (
                 sim.cluster.counts[PENDING],
@@ -208,30 +234,19 @@ def record(
     The simulation is used up.
     """
     seed_kernels(seed)
-    pods, width = len(sim.state), MAX_QUEUE_CANDIDATES
-    tape = Tape(
-        features=np.zeros((decisions, width, FEATURE_COUNT)),
-        rule_scores=np.zeros((decisions, width)),
-        counts=np.zeros(decisions, np.int64),
-        action=np.zeros(decisions, np.int64),
-        log_prob=np.zeros(decisions),
-        time=np.zeros(decisions + 1),
-        integrals=np.zeros((decisions + 1, 3)),
-        oom_kills=np.zeros(decisions),
-        placed_by=np.full(pods, -1, np.int64),
-    )
-    out = new_candidates(width)
-    m = _record(sim, policy, np.ones(pods, np.bool_), out, until, tape)
+    eligible, out = np.ones(len(sim.state), np.bool_), new_candidates(MAX_QUEUE_CANDIDATES)
+    tape, oom_kills = new_tape(decisions), np.zeros(decisions)
+    m = _record(sim, policy, eligible, out, until, tape, oom_kills)
     if m == 0:
         return None
     columns = int(tape.counts[:m].max())
     return Trajectory(
-        features=tape.features[:m, :columns].astype(np.float32),
+        features=tape.features[:m, :columns].copy(),  # the tape may be far longer
         mask=np.arange(columns)[None, :] < tape.counts[:m, None],
         rule_scores=tape.rule_scores[:m, :columns].astype(np.float32),
         action=tape.action[:m],
         log_prob=tape.log_prob[:m].astype(np.float32),
         elapsed=np.diff(tape.time[: m + 1]),
         integrals=np.diff(tape.integrals[: m + 1], axis=0),
-        oom_kills=tape.oom_kills[:m],
+        oom_kills=oom_kills[:m],
     )
