@@ -1,7 +1,7 @@
 """The embedded cluster as a process: a small Kubernetes cluster as seen from outside.
 
 ``fedsched agent simulate-cluster`` and the demo run it, and so does
-``python -m agent.simulator.cluster``.
+``python -m agent.simulator.cluster``. The lab's node emulator starts and ends in the same way.
 """
 
 import asyncio
@@ -10,7 +10,7 @@ import json
 import logging
 import os
 import signal
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from pathlib import Path
 from typing import Annotated
 
@@ -41,6 +41,47 @@ async def serve(cluster: EmbeddedCluster) -> AsyncIterator[int]:
         await runner.cleanup()
 
 
+@contextlib.contextmanager
+def stopping() -> Iterator[asyncio.Event]:
+    """An event that SIGTERM and SIGINT set in the running loop; within, they do nothing else."""
+    stop, loop = asyncio.Event(), asyncio.get_running_loop()
+    signals = (signal.SIGTERM, signal.SIGINT)
+    for number in signals:
+        loop.add_signal_handler(number, stop.set)
+    try:
+        yield stop
+    finally:
+        for number in signals:
+            loop.remove_signal_handler(number)
+
+
+def write_ready(path: Path | None, url: str, port: int) -> None:
+    """Tell who waits for ``path`` that ``url`` answers, and by which process."""
+    if path is not None:
+        write_atomic(path, json.dumps({"pid": os.getpid(), "port": port, "url": url}).encode())
+
+
+def write_result(path: Path | None, outcome: Json) -> None:
+    """Write the result for people and programs to read; no file is ever half written."""
+    if path is not None:
+        write_atomic(path, json.dumps(outcome, allow_nan=False, indent=1).encode())
+
+
+def run_command(run: Callable[[], Json], result: Path, *errors: type[Exception]) -> None:
+    """``run`` as a command that says in a line how it ended.
+
+    What is wrong with settings, traces or ports, and ``errors``, exits with 2 and that line.
+    """
+    wrong: tuple[type[Exception], ...] = (SettingsError, TraceError, ValueError, OSError, *errors)
+    try:
+        outcome = run()
+    except wrong as error:
+        typer.echo(f"error: {error}", err=True)
+        raise typer.Exit(2) from error
+    how = "interrupted" if outcome["interrupted"] else "done"
+    typer.echo(f"{how}: {outcome['finished']} of {outcome['jobs']} jobs finished; see {result}")
+
+
 async def run_cluster(
     settings: ClusterSettings, *, result: Path | None = None, ready_file: Path | None = None
 ) -> Json:
@@ -50,35 +91,25 @@ async def run_cluster(
     answers. Both are replaced atomically.
     """
     cluster = EmbeddedCluster(settings)
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    try:
+    with stopping() as stop:
         async with serve(cluster) as port:
-            if ready_file is not None:
-                ready = {"pid": os.getpid(), "port": port, "url": f"http://{settings.host}:{port}"}
-                write_atomic(ready_file, json.dumps(ready).encode())
-            LOG.info("%s: API at http://%s:%d", settings.name, settings.host, port)
+            url = f"http://{settings.host}:{port}"
+            write_ready(ready_file, url, port)
+            LOG.info("%s: API at %s", settings.name, url)
             running = asyncio.create_task(cluster.run())
-            stopping = asyncio.create_task(stop.wait())
-            await asyncio.wait((running, stopping), return_when=asyncio.FIRST_COMPLETED)
+            stopped = asyncio.create_task(stop.wait())
+            await asyncio.wait((running, stopped), return_when=asyncio.FIRST_COMPLETED)
             interrupted = not running.done()
             running.cancel()
             await asyncio.gather(running, return_exceptions=True)
             outcome = cluster.result(interrupted=interrupted)
-            if result is not None:
-                write_atomic(result, json.dumps(outcome, allow_nan=False, indent=1).encode())
+            write_result(result, outcome)
             if not running.cancelled():
                 running.result()
             if not interrupted and settings.linger_seconds > 0.0:
-                await asyncio.wait((stopping,), timeout=settings.linger_seconds)
-            stopping.cancel()
+                await asyncio.wait((stopped,), timeout=settings.linger_seconds)
+            stopped.cancel()
             return outcome
-    finally:
-        for number in signals:
-            loop.remove_signal_handler(number)
 
 
 def simulate_cluster(
@@ -90,15 +121,12 @@ def simulate_cluster(
     until: Annotated[float | None, typer.Option(help="End at this cluster second.")] = None,
 ) -> None:
     """Run an embedded cluster: simulated nodes and jobs behind a Kubernetes API on loopback."""
-    changes = {} if until is None else {"until": until}
-    try:
-        settings = load_settings(config, **changes)
-        outcome = asyncio.run(run_cluster(settings, result=result, ready_file=ready_file))
-    except (SettingsError, TraceError, ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    how = "interrupted" if outcome["interrupted"] else "done"
-    typer.echo(f"{how}: {outcome['finished']} of {outcome['jobs']} jobs finished; see {result}")
+
+    def run() -> Json:
+        settings = load_settings(config, **({} if until is None else {"until": until}))
+        return asyncio.run(run_cluster(settings, result=result, ready_file=ready_file))
+
+    run_command(run, result)
 
 
 if __name__ == "__main__":

@@ -26,7 +26,6 @@ from agent.simulator.kube_scheduler import KubeScheduler, feasible_nodes, plugin
 from agent.simulator.pace import Clock
 from agent.simulator.simulation import (
     ACTIVE,
-    DONE,
     SUCCEEDED,
     WAITING,
     copy_simulation,
@@ -130,9 +129,7 @@ class EmbeddedCluster:
     @property
     def over(self) -> bool:
         """Whether all jobs have ended or the time is up."""
-        sim = self.sim
-        done = sim.counters[DONE] == len(sim.state)
-        return bool(done or sim.cluster.clock[0] >= self.settings.until)
+        return report.over(self.sim, self.settings.until)
 
     async def run(self) -> None:
         """Return when the cluster is :attr:`over`; cancel it to stop earlier."""

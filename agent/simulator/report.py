@@ -1,6 +1,6 @@
 """What became of an embedded cluster's jobs: its progress for a display, its result for a table.
 
-cluster.py serves the one and writes the other.
+cluster.py serves the one and writes the other, and so does the lab's node emulator.
 """
 
 from collections.abc import Sequence
@@ -13,6 +13,7 @@ from agent.simulator.extender_client import FAILURES, Extender
 from agent.simulator.simulation import (
     ABSENT,
     ACTIVE,
+    DONE,
     FAILED,
     OOM_KILLS,
     SUCCEEDED,
@@ -28,6 +29,11 @@ STATES = {
     SUCCEEDED: "succeeded",
     FAILED: "failed",
 }
+
+
+def over(sim: Simulation, until: float) -> bool:
+    """Whether all jobs have ended or the clock has come to ``until``, seconds."""
+    return bool(sim.counters[DONE] == len(sim.state) or sim.cluster.clock[0] >= until)
 
 
 def summary(sim: Simulation) -> Json:

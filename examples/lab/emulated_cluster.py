@@ -29,7 +29,6 @@ from agent.simulator.job_objects import JobObjects, ProgressReports
 from agent.simulator.pace import Clock
 from agent.simulator.simulation import (
     ACTIVE,
-    DONE,
     FAILED,
     SUCCEEDED,
     WAITING,
@@ -135,9 +134,7 @@ class EmulatedCluster:
     @property
     def over(self) -> bool:
         """Whether all jobs have ended or the time is up."""
-        sim = self.sim
-        done = sim.counters[DONE] == len(sim.state)
-        return bool(done or sim.cluster.clock[0] >= self.settings.until)
+        return report.over(self.sim, self.settings.until)
 
     def catch_up(self) -> None:
         """Bring the engine to this moment."""

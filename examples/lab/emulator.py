@@ -7,10 +7,7 @@
 
 import asyncio
 import contextlib
-import json
 import logging
-import os
-import signal
 from pathlib import Path
 from typing import Annotated
 
@@ -19,10 +16,9 @@ from aiohttp import web
 
 from agent.cluster.access import Access, AccessError
 from agent.cluster.kubernetes import ApiError
-from agent.settings import KubernetesSettings, SettingsError
+from agent.settings import KubernetesSettings
+from agent.simulator.cluster import run_command, stopping, write_ready, write_result
 from agent.simulator.store import Json
-from agent.simulator.tables import TraceError
-from common.weights import write_atomic
 from examples.lab.emulated_cluster import EmulatedCluster
 from examples.lab.emulator_settings import EmulatorSettings, load_settings
 from examples.lab.exporter import Exporter
@@ -63,13 +59,8 @@ async def emulate(
     and the port answers. Both are replaced atomically. Raises AccessError and ApiError where the
     API server cannot be used, OSError where the port is taken.
     """
-    access = Access(KubernetesSettings(kubeconfig=settings.kubeconfig, in_cluster="never"))
-    stop = asyncio.Event()
-    loop = asyncio.get_running_loop()
-    signals = (signal.SIGTERM, signal.SIGINT)
-    for number in signals:
-        loop.add_signal_handler(number, stop.set)
-    try:
+    kubernetes = KubernetesSettings(kubeconfig=settings.kubeconfig, in_cluster="never")
+    with contextlib.closing(Access(kubernetes)) as access, stopping() as stop:
         async with access.session() as session:
             cluster = EmulatedCluster(settings, session, access.url)
             exporter = Exporter(cluster)
@@ -82,8 +73,7 @@ async def emulate(
                 port = int(runner.addresses[0][1])
                 life = asyncio.create_task(_live(cluster, port, ready_file))
                 outcome = await _see_out(cluster, life, exporter, stop)
-                if result is not None:
-                    write_atomic(result, json.dumps(outcome, allow_nan=False, indent=1).encode())
+                write_result(result, outcome)
                 if not outcome["interrupted"]:
                     with contextlib.suppress(TimeoutError):
                         async with asyncio.timeout(settings.linger_seconds):
@@ -93,18 +83,12 @@ async def emulate(
                 cluster.jobs.close()
                 await cluster.writes.close()
                 await runner.cleanup()
-    finally:
-        access.close()
-        for number in signals:
-            loop.remove_signal_handler(number)
 
 
 async def _live(cluster: EmulatedCluster, port: int, ready_file: Path | None) -> None:
     await cluster.prepare()
     url = f"http://{cluster.settings.host}:{port}"
-    if ready_file is not None:
-        ready = {"pid": os.getpid(), "port": port, "url": url}
-        write_atomic(ready_file, json.dumps(ready).encode())
+    write_ready(ready_file, url, port)
     log.info("%s: %d nodes emulated; %s", cluster.settings.name, len(cluster.mix), url)
     await cluster.run()
 
@@ -140,13 +124,11 @@ def main(
 ) -> None:
     """Emulate nodes and jobs on a real cluster."""
     logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    try:
-        outcome = asyncio.run(emulate(load_settings(config), result=result, ready_file=ready_file))
-    except (SettingsError, TraceError, AccessError, ApiError, ValueError, OSError) as error:
-        typer.echo(f"error: {error}", err=True)
-        raise typer.Exit(2) from error
-    how = "interrupted" if outcome["interrupted"] else "done"
-    typer.echo(f"{how}: {outcome['finished']} of {outcome['jobs']} jobs finished; see {result}")
+
+    def run() -> Json:
+        return asyncio.run(emulate(load_settings(config), result=result, ready_file=ready_file))
+
+    run_command(run, result, AccessError, ApiError)
 
 
 if __name__ == "__main__":
