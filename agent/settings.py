@@ -35,6 +35,8 @@ RuleName = Literal[
     "hrrn-eft",
     "priced-djct",
     "priced-eft",
+    "fgd",
+    "level",
 ]
 """The rules of scheduling/rules.py but for the oracles, which know what no live cluster tells."""
 DEFAULT_RULE: RuleName = "priced-eft"

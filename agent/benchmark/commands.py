@@ -10,6 +10,7 @@ from rich.console import Console
 
 from agent.benchmark import documents
 from agent.benchmark.latency import latency
+from agent.benchmark.level_search import tune_level
 from agent.benchmark.quick import engine, rules
 from agent.benchmark.report import decode, encode, make_report
 from agent.benchmark.rule_search import tune_rule
@@ -166,3 +167,4 @@ app.command()(rules)
 app.command()(engine)
 app.command()(latency)
 app.command()(tune_rule)
+app.command()(tune_level)

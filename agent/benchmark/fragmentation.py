@@ -26,6 +26,7 @@ from agent.benchmark.suite import (
     Suite,
 )
 from agent.benchmark.suites import data_file
+from agent.cluster.fragments import COUNT, EACH, GPU, Mix
 from agent.data_files import read_data
 from agent.simulator.filling import (
     ALLOCATED,
@@ -37,11 +38,7 @@ from agent.simulator.filling import (
     fill,
 )
 from agent.simulator.fragmentation import (
-    COUNT,
-    EACH,
-    GPU,
     Fleet,
-    Mix,
     Requests,
     arrivals,
     gpu_models,
@@ -97,8 +94,8 @@ class Data(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
             )
 
 
-@lru_cache(maxsize=2)
-def _cluster(nodes: str, pods: str) -> tuple[Fleet, Requests, Ints, Mix]:
+@lru_cache(maxsize=8)
+def cluster(nodes: str, pods: str) -> tuple[Fleet, Requests, Ints, Mix]:
     """The empty nodes; the requests, which of them each pod makes, and the typical mix."""
     found = read_openb_nodes(trace_file(nodes))
     jobs, models = read_openb_pods(trace_file(pods)), gpu_models(found)
@@ -224,7 +221,7 @@ class Fragmentation(Suite):
     def run(self, cell: Cell, folder: Path) -> Figures:
         """Fill the nodes by one rule, in one order."""
         del folder
-        fleet, requests, kind, mix = _cluster(self.data.nodes, self.data.pods[cell.setting])
+        fleet, requests, kind, mix = cluster(self.data.nodes, self.data.pods[cell.setting])
         pods, rank = arrivals(requests, kind, fleet, max(self.data.percents) / 100.0, cell.seed)
         if cell.arm == BOUND:
             asked = np.cumsum((requests.table[:, COUNT] * requests.table[:, EACH])[pods])

@@ -10,6 +10,7 @@ import math
 
 import numpy as np
 
+from agent.cluster.fragments import record_request, recount_requests
 from agent.cluster.growth import Catalogue, SpecLookup, clear_node, fill_history, fill_speeds, grown
 from agent.cluster.records import Node, Pod
 from agent.cluster.scopes import Scopes
@@ -120,6 +121,7 @@ class Seating:
                 for uid, models in self._choosy.items():  # a mask names only what was known
                     self._accepted[self.slots[uid]] = self.names.allowed(models)
                 self._narrow()
+                recount_requests(self.view, np.array(sorted(self.slots.values()), np.int64))
             model = self.names.models[node.gpu_model]
             memory = memory or float(self.view.gpu_spec[model, 2])
         size = np.array([node.cpu, node.memory, min(node.gpus, GPUS_PER_NODE)], np.float64)
@@ -197,6 +199,10 @@ class Seating:
             self._choosy[pod.uid] = pod.gpu_models
         else:
             self._choosy.pop(pod.uid, None)
+
+    def count_request(self, uid: str) -> None:
+        """Count what a new pod asks for among what pods of this cluster ask for."""
+        record_request(self.view, self.slots[uid])
 
     def _scope(self, pod: Pod) -> int:
         """The row of ``View.scopes`` for the pod, written where it is new."""

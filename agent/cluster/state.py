@@ -247,6 +247,8 @@ class ClusterState:
             self._seating.lift(uid)
         if old is None or old.asks != pod.asks or old.deadline != pod.deadline:
             self._seating.write_request(pod, self._time_of(pod.deadline))
+        if old is None:
+            self._seating.count_request(uid)
         self.pods[uid] = pod
         if pod.gated:
             self.gated[uid] = None

@@ -18,6 +18,8 @@ SHARE, GPU_MEMORY = 3, 4  # further columns of View.request
 USAGE_CPU, USAGE_MEMORY, USAGE_DISK, USAGE_NETWORK = 0, 1, 2, 3
 PENDING, RUNNING = 0, 1
 GPU_GROUPS = 4  # gangs of 1, 2, 4 and 8 GPUs share their statistics
+REQUESTS_KEPT = 32
+"""Requests whose frequency is known, at most."""
 _EPSILON = 1e-6
 
 
@@ -93,6 +95,14 @@ class View(NamedTuple):
     """[J, 2] the same by job type."""
     history_gpus: Floats
     """[4, 2] the same by number of GPUs (1, 2, 4, 8)."""
+    asked: Ints
+    """[R, 4] requests of pods that have come: columns of ``agent.cluster.fragments``."""
+    asked_models: Ints
+    """[R] bit mask of the GPU types that each accepts; −1 for any."""
+    asked_count: Floats
+    """[R] how many pods made each, older ones counting less; 0 for a row that is not in use."""
+    asked_total: Floats
+    """[3] such counts of all pods, of their CPU and of their GPUs, in thousandths."""
 
 
 def empty_view(
@@ -133,6 +143,10 @@ def empty_view(
         history_kind=np.zeros((kinds, 2)),
         history_type=np.zeros((jobs, 2)),
         history_gpus=np.zeros((GPU_GROUPS, 2)),
+        asked=np.zeros((REQUESTS_KEPT, 4), np.int64),
+        asked_models=np.full(REQUESTS_KEPT, -1, np.int64),
+        asked_count=np.zeros(REQUESTS_KEPT),
+        asked_total=np.zeros(3),
     )
 
 

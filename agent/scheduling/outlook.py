@@ -66,6 +66,8 @@ class Effects(NamedTuple):
     """[N] log of the expected run time there, log s."""
     delay: Floats
     """[N] delay caused to the neighbours, s summed."""
+    free: Ints
+    """[8] room for what is free of each of a node's GPUs."""
 
 
 @inlined
@@ -249,6 +251,7 @@ def new_effects(nodes: int) -> Effects:
         np.empty(nodes),
         np.empty(nodes),
         np.empty(nodes),
+        np.empty(GPUS_PER_NODE, np.int64),
     )
 
 

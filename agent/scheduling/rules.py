@@ -10,6 +10,7 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.arrays import Ints, inlined, lean
+from agent.cluster.fragments import fragmentation_cost
 from agent.cluster.view import CPU, GPUS, MEMORY, SHARE, View, gpu_group
 from agent.scheduling.outlook import NEVER, Context, Effects, pod_log_run_time
 
@@ -17,6 +18,7 @@ from agent.scheduling.outlook import NEVER, Context, Effects, pod_log_run_time
 FIFO, SJF, HRRN = 0, 1, 2
 # Cost of a node.
 LEAST_ALLOCATED, MOST_ALLOCATED, BALANCED_ALLOCATION, RANDOM, FASTEST, EFT = 0, 1, 2, 3, 4, 5
+FRAGMENTATION, FGD = 6, 7
 
 _TIE = 1e-3
 
@@ -27,7 +29,8 @@ class Rule(NamedTuple):
     order: int
     """FIFO: as they came. SJF: shortest expected run time first. HRRN: highest response ratio."""
     cost: int
-    """What makes a node dear; EFT is the earliest finish, neighbours' delay counted (dJCT)."""
+    """What makes a node dear; EFT is the earliest finish, neighbours' delay counted (dJCT);
+    FRAGMENTATION is what typical pods can use less of than before, FGD the same as whole scores."""
     wait: bool
     """Whether a pod may wait for a better type than those with room (EFT only)."""
     patience: float
@@ -45,11 +48,19 @@ class Rule(NamedTuple):
     """Power to which it rises with the number of GPUs."""
     wait_bias: float = 0.0
     """Added to the cost of waiting, in log of expected time; below 0 pods wait sooner."""
+    shape: float = 0.0
+    """FRAGMENTATION only: what a GPU free without its CPU costs, or that CPU without it, in GPUs
+    that typical pods cannot use."""
+    untouched: float = 0.0
+    """FRAGMENTATION only: what the first pod on a node's GPUs costs, in the same unit."""
 
 
 _ANY = math.inf
 PRICES = 0.96, 1.5, 0.6, -0.06
 """``price``, ``busy``, ``gang`` and ``wait_bias`` as learned by ``agent.benchmark.rule_search``."""
+LEVEL = 0.6, 0.5
+"""``shape`` and ``untouched``, held against what ``agent.benchmark.level_search`` finds. Where the
+cost weighs more, large pods find no node before the cluster is full."""
 RULES: dict[str, Rule] = {
     "least-allocated": Rule(FIFO, LEAST_ALLOCATED, False, _ANY, 0.0, False),
     "most-allocated": Rule(FIFO, MOST_ALLOCATED, False, _ANY, 0.0, False),
@@ -65,6 +76,8 @@ RULES: dict[str, Rule] = {
     "hrrn-eft": Rule(HRRN, EFT, True, math.log(6.0), 1.0, False),
     "priced-eft": Rule(HRRN, EFT, True, math.log(6.0), 1.0, False, *PRICES),
     "priced-djct": Rule(FIFO, EFT, False, _ANY, 0.0, False, *PRICES),
+    "fgd": Rule(FIFO, FGD, False, _ANY, 0.0, False),
+    "level": Rule(FIFO, FRAGMENTATION, False, _ANY, 0.0, False, shape=LEVEL[0], untouched=LEVEL[1]),
     "hrrn-eft-oracle": Rule(HRRN, EFT, True, math.log(6.0), 1.0, True),
 }
 """Rules by name; ``RULE_HELP`` explains each."""
@@ -84,6 +97,10 @@ RULE_HELP: dict[str, str] = {
     "hrrn-eft": "short and long-waiting jobs first, earliest finish",
     "priced-djct": "djct that leaves scarce fast GPUs to those that gain most",
     "priced-eft": "hrrn-eft that leaves scarce fast GPUs to those that gain most: the default",
+    "fgd": "least growth of GPUs that the pods seen so far could not use (Fragmentation Gradient"
+    " Descent)",
+    "level": "the same, keeps CPU and GPUs in proportion, and idle nodes for last: for shared"
+    " GPUs that must not go to waste",
     "hrrn-eft-oracle": "hrrn-eft with known run times: a bound, not a policy",
 }
 
@@ -135,8 +152,9 @@ def node_cost(
 ) -> float:
     """The rule's cost of a node for the pod, lower is better; :data:`NEVER` where it cannot go.
 
-    EFT costs are log seconds; the others are shares or log slow-downs. Nodes that cost the same are
-    told apart by :func:`_fit` (FASTEST, EFT) or at random (the others).
+    EFT costs are log seconds, FRAGMENTATION's GPUs; the others are shares or log slow-downs. Nodes
+    that cost the same are told apart by :func:`_fit` (FASTEST, EFT), by their rows (FGD) or at
+    random (the others).
     """
     if effects.mask[node] < 0 or effects.slowdown[node] > rule.patience:
         return NEVER
@@ -151,6 +169,12 @@ def node_cost(
         if others > 0.0:
             finish = math.log(math.exp(finish) + others)
         return finish + _TIE * _fit(view, pod, node)
+    if rule.cost == FRAGMENTATION or rule.cost == FGD:
+        weights = rule.shape, rule.untouched
+        cost = fragmentation_cost(view, weights, pod, node, effects.mask[node], effects.free)
+        if rule.cost == FGD:  # whole scores from 0 to 100, and ties in a fixed order: nodes fill up
+            return 1e-9 * node - 0.01 * math.floor(100.0 / (1.0 + math.exp(cost)))
+        return cost + 1e-6 * float(np.random.random())
     gpus = _share_left(view, pod, node, GPUS)
     cpu, memory = _share_left(view, pod, node, CPU), _share_left(view, pod, node, MEMORY)
     parts = 3.0 if view.capacity[node, GPUS] > 0.0 else 2.0

@@ -10,6 +10,7 @@ import math
 import numpy as np
 
 from agent.arrays import Floats, kernel
+from agent.cluster.fragments import record_request
 from agent.cluster.view import (
     CPU,
     GPUS,
@@ -265,6 +266,7 @@ def advance(sim: Simulation, until: float) -> bool:
     while upcoming < len(view.arrival) and view.arrival[upcoming] <= now:
         sim.state[upcoming] = WAITING
         enqueue(view, upcoming)
+        record_request(view, upcoming)
         upcoming += 1
     sim.counters[NEXT_ARRIVAL] = upcoming
     if now - sim.measured[0] >= TELEMETRY_S:

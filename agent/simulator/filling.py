@@ -14,19 +14,23 @@ from typing import NamedTuple
 import numpy as np
 
 from agent.arrays import Floats, Ints, kernel, lean
-from agent.simulator.fragmentation import (
+from agent.cluster.fragments import (
     COUNT,
     CPU,
     EACH,
     GPU,
     MEMORY,
     SLOTS,
-    Fleet,
     Mix,
+    fragment,
+    unevenness,
+)
+from agent.scheduling.rules import LEVEL as LEVEL_WEIGHTS
+from agent.simulator.fragmentation import (
+    Fleet,
     Requests,
     copy_fleet,
     fits,
-    fragment,
     occupy,
     tightest,
 )
@@ -55,14 +59,12 @@ RULE_HELP = {
     "fgd": "least growth of expected fragmentation (Fragmentation Gradient Descent)",
     "fgd-exact": "the same, told apart by a millionth of a GPU instead of some hundredths",
     "level": "ours: the same, and growth of what a node has of CPU without GPU or GPU without CPU,"
-    " and untouched nodes last; the GPU is left to the device plugin, which takes the fullest",
+    " and nodes whose GPUs are all idle last; the GPU is left to the device plugin, which takes the"
+    " fullest",
 }
 
 LARGEST_CPU, LARGEST_GPU = 128_000.0, 8_000.0
 """The largest node, by which FGD's artifact measures."""
-SHAPE_WEIGHT, UNTOUCHED_COST = 0.6, 0.5
-"""Of ``level``, for a GPU; chosen on orders of arrival that no benchmark is judged by. Where the
-cost weighs more, large pods find no node before the cluster is full."""
 PRECISION = 1e6
 """Steps of a GPU in which scores are told apart: what ties must not be settled by how sums were
 rounded."""
@@ -81,12 +83,6 @@ class Course(NamedTuple):
     NaN where arrivals ended before."""
     fleet: Fleet
     """As it was in the end."""
-
-
-@lean
-def _mismatch(cpu: float, gpu: float, cores_per_gpu: float) -> float:
-    """GPUs that are free without their CPU, or whose CPU is free without them."""
-    return abs(cpu / cores_per_gpu - gpu) / GPU
 
 
 @lean
@@ -151,7 +147,14 @@ def _simple(rule: int, fleet: Fleet, n: int, ask: Ints, held: Ints) -> float:
 
 @lean
 def _gradient(
-    rule: int, fleet: Fleet, n: int, before: float, ask: Ints, free: Ints, mix: Mix
+    rule: int,
+    weights: tuple[float, float],
+    fleet: Fleet,
+    n: int,
+    before: float,
+    ask: Ints,
+    free: Ints,
+    mix: Mix,
 ) -> float:
     """Score by what the node would be like: ``free`` [SLOTS] with the request's GPUs taken."""
     cpu = fleet.cpu[n] - ask[CPU]
@@ -160,25 +163,32 @@ def _gradient(
         return float(math.floor(100.0 / (1.0 + math.exp(growth))))
     if rule == FGD_EXACT:
         return float(math.floor(-growth * PRECISION + 0.5))
-    had, has = 0.0, 0.0
+    had, has = 0, 0
     for i in range(SLOTS):
         had += fleet.free[n, i]
         has += free[i]
-    shape = _mismatch(cpu, has, mix.cores_per_gpu)
-    shape -= _mismatch(fleet.cpu[n], had, mix.cores_per_gpu)
-    untouched = UNTOUCHED_COST if fleet.cpu[n] == fleet.cpu_total[n] else 0.0
-    cost = growth + SHAPE_WEIGHT * shape + untouched
+    gpus, taken = fleet.gpus[n], had - has
+    cost = growth + unevenness(weights, mix, gpus, fleet.cpu[n], had, ask[CPU], taken)
     return float(math.floor(-cost * PRECISION + 0.5))
 
 
 @lean
 def _score(
-    rule: int, fleet: Fleet, n: int, before: float, ask: Ints, held: Ints, mix: Mix, free: Ints
+    rule: int,
+    weights: tuple[float, float],
+    fleet: Fleet,
+    n: int,
+    before: float,
+    ask: Ints,
+    held: Ints,
+    mix: Mix,
+    free: Ints,
 ) -> tuple[float, int]:
     """A rule's score of a node with room, and the GPU that it would share (−1: none).
 
     Args:
-        before: the node's ``fragment``. held: see ``_clustering``. free: [SLOTS] room to work in.
+        weights: see ``fill``. before: the node's ``fragment``. held: see ``_clustering``.
+        free: [SLOTS] room to work in.
     """
     count, each = ask[COUNT], ask[EACH]
     shared = 0 < each < GPU
@@ -195,7 +205,7 @@ def _score(
         for i in range(SLOTS):
             free[i] = fleet.free[n, i]
         occupy(free, count, each, gpu)
-        score = _gradient(rule, fleet, n, before, ask, free, mix)
+        score = _gradient(rule, weights, fleet, n, before, ask, free, mix)
         if score > best:
             best, chosen = score, (gpu if shared else -1)
     return best, chosen
@@ -224,7 +234,14 @@ def _any_gpu(free: Ints, each: int) -> int:
 
 @kernel
 def _fill(
-    rule: int, fleet: Fleet, requests: Requests, mix: Mix, pods: Ints, rank: Ints, seed: int
+    rule: int,
+    weights: tuple[float, float],
+    fleet: Fleet,
+    requests: Requests,
+    mix: Mix,
+    pods: Ints,
+    rank: Ints,
+    seed: int,
 ) -> Floats:
     np.random.seed(seed)
     kinds, nodes = len(requests.table), len(fleet.cpu)
@@ -245,7 +262,7 @@ def _fill(
                 scored[kind, n], scores[kind, n] = version[n], NOT
                 if fits(fleet, n, requests, kind):
                     scores[kind, n], gpus[kind, n] = _score(
-                        rule, fleet, n, lost[n], ask, held[n], mix, room
+                        rule, weights, fleet, n, lost[n], ask, held[n], mix, room
                     )
             score = scores[kind, n]
             if score <= NOT:
@@ -289,12 +306,21 @@ def _fill(
 
 
 def fill(
-    rule: str, fleet: Fleet, requests: Requests, mix: Mix, pods: Ints, rank: Ints, seed: int
+    rule: str,
+    fleet: Fleet,
+    requests: Requests,
+    mix: Mix,
+    pods: Ints,
+    rank: Ints,
+    seed: int,
+    weights: tuple[float, float] = LEVEL_WEIGHTS,
 ) -> Course:
     """Place pods one after the other by a rule of ``RULES``; ``fleet`` stays as it is.
 
     Args:
+        weights: ``shape`` and ``untouched`` of ``level``, as in ``agent.scheduling.rules.Rule``.
         pods, rank: as ``fragmentation.arrivals`` makes them. seed: of what ``random`` draws.
     """
     filled = copy_fleet(fleet)
-    return Course(_fill(RULES[rule], filled, requests, mix, pods, rank, seed), filled)
+    track = _fill(RULES[rule], weights, filled, requests, mix, pods, rank, seed)
+    return Course(track, filled)

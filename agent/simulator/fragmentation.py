@@ -1,8 +1,9 @@
-"""GPU fragmentation as FGD defines it: nodes, requests, their typical mix, what of a node is lost.
+"""Nodes, requests and their typical mix of a trace, for fleets that are filled with its pods.
 
 Called by ``agent.benchmark.fragmentation`` and ``agent.simulator.filling``, which fills nodes by a
-rule. Source: Weng et al., Beware of Fragmentation, USENIX ATC 2023. All amounts are whole numbers:
-CPU in thousandths of a core, memory in MiB, GPUs in thousandths of one.
+rule; ``agent.cluster.fragments`` says what of a node is lost. Source: Weng et al., Beware of
+Fragmentation, USENIX ATC 2023. All amounts are whole numbers: CPU in thousandths of a core, memory
+in MiB, GPUs in thousandths of one.
 """
 
 from collections import Counter
@@ -11,18 +12,12 @@ from typing import NamedTuple
 
 import numpy as np
 
-from agent.arrays import Bools, Floats, Ints, lean
+from agent.arrays import Ints, lean
+from agent.cluster.fragments import COUNT, CPU, EACH, GPU, MEMORY, SLOTS, Mix
 from agent.simulator.traces import Jobs, OpenbNodes
 
-GPU = 1000
-"""A whole GPU."""
-SLOTS = 8
-"""GPUs that a node can have."""
 POPULAR = 0.95
 """The typical mix is the most frequent requests that make up this part of all pods."""
-
-CPU, MEMORY, COUNT, EACH = range(4)
-"""Columns of requests: CPU, memory, GPUs, and how much of each of them."""
 
 
 class Fleet(NamedTuple):
@@ -49,21 +44,8 @@ class Requests(NamedTuple):
 
     table: Ints
     """[K, 4]"""
-    allowed: Bools
-    """[K, models] whether it may go to a GPU model."""
-
-
-class Mix(NamedTuple):
-    """T typical requests and how frequent each is."""
-
-    table: Ints
-    """[T, 4]; memory plays no part."""
-    share: Floats
-    """[T], 1 in all."""
-    allowed: Bools
-    """[T, models]"""
-    cores_per_gpu: float
-    """CPU that all pods together ask for, for each GPU that they ask for."""
+    allowed: Ints
+    """[K] bit mask of the GPU models that it may go to; −1 for any."""
 
 
 def gpu_models(nodes: OpenbNodes) -> tuple[str, ...]:
@@ -104,10 +86,10 @@ def _rows(jobs: Jobs) -> Ints:
     return np.column_stack(columns).astype(np.int64)
 
 
-def _allowed(jobs: Jobs, specs: Ints, models: Sequence[str]) -> Bools:
-    return np.array(
-        [[spec < 0 or m in jobs.gpu_specs[spec] for m in models] for spec in specs], np.bool_
-    ).reshape(len(specs), len(models))
+def _allowed(jobs: Jobs, specs: Ints, models: Sequence[str]) -> Ints:
+    """[K] bit masks over ``models``; −1 for any."""
+    masks = [sum(1 << i for i, m in enumerate(models) if m in spec) for spec in jobs.gpu_specs]
+    return np.array([-1 if spec < 0 else masks[spec] for spec in specs], np.int64)
 
 
 def requests_of(jobs: Jobs, models: Sequence[str]) -> tuple[Requests, Ints]:
@@ -135,7 +117,7 @@ def typical_mix(jobs: Jobs, models: Sequence[str]) -> Mix:
     table = np.array([row for row, _ in chosen], np.int64)
     share = np.array([count for _, count in chosen], np.float64) / covered
     allowed = _allowed(jobs, table[:, 4], models)
-    return Mix(np.ascontiguousarray(table[:, :4]), share, allowed, cores_per_gpu)
+    return Mix(np.ascontiguousarray(table[:, :4]), share, allowed, 1.0, cores_per_gpu)
 
 
 def arrivals(
@@ -163,39 +145,6 @@ def arrivals(
 
 
 @lean
-def fragment(cpu: int, free: Ints, model: int, mix: Mix) -> float:
-    """How much of a node's free GPUs (thousandths) a pod of the mix is expected not to be able
-    to use.
-
-    All of it where the pod asks for no GPU, may not go there, or finds too little CPU or too few
-    GPUs; else what is free on GPUs that have less than it asks of each.
-
-    Args:
-        cpu: free CPU. free: [SLOTS] free of each GPU. model: the node's GPU model.
-    """
-    total = 0
-    for i in range(SLOTS):
-        total += free[i]
-    if total == 0:
-        return 0.0
-    lost = 0.0
-    for t in range(len(mix.share)):
-        each = mix.table[t, EACH]
-        part = total
-        if each > 0 and cpu >= mix.table[t, CPU] and mix.allowed[t, model]:
-            enough, small = 0, 0
-            for i in range(SLOTS):
-                if free[i] >= each:
-                    enough += 1
-                else:
-                    small += free[i]
-            if enough >= mix.table[t, COUNT]:
-                part = small
-        lost += mix.share[t] * part
-    return lost
-
-
-@lean
 def fits(fleet: Fleet, node: int, requests: Requests, kind: int) -> bool:
     """Whether a node has the CPU, memory and GPUs of a request, and of a model that will do."""
     ask = requests.table[kind]
@@ -203,7 +152,7 @@ def fits(fleet: Fleet, node: int, requests: Requests, kind: int) -> bool:
         return False
     if ask[EACH] == 0:
         return True
-    if fleet.model[node] < 0 or not requests.allowed[kind, fleet.model[node]]:
+    if fleet.model[node] < 0 or (requests.allowed[kind] >> fleet.model[node]) & 1 == 0:
         return False
     enough = 0
     for i in range(SLOTS):

@@ -137,7 +137,8 @@ def copy_simulation(sim: Simulation) -> Simulation:
         v.size, v.trust,
         v.node.copy(), v.gpu_mask.copy(), v.queue.copy(), v.counts.copy(), v.gpu_spec,
         v.slowdown, v.interference, v.kind_type, v.kind_gpus, v.history_kind.copy(),
-        v.history_type.copy(), v.history_gpus.copy(),
+        v.history_type.copy(), v.history_gpus.copy(), v.asked.copy(), v.asked_models.copy(),
+        v.asked_count.copy(), v.asked_total.copy(),
     )  # fmt: skip
     return Simulation(
         view, sim.state.copy(), sim.attempts.copy(), sim.steps, sim.left.copy(),

@@ -5,6 +5,7 @@ import math
 import numpy as np
 import pytest
 
+from agent.cluster.fragments import COUNT, CPU, EACH
 from agent.cluster.view import PENDING, imbalance
 from agent.learning.reward import RewardWeights
 from agent.learning.rollouts import rollout
@@ -226,6 +227,24 @@ def test_a_copy_goes_its_own_way() -> None:
     assert sim.cluster.counts.tolist() == [2, 0]
     assert sim.counters[DONE] == 0
     assert copy.finished[0] == pytest.approx(25.0)
+
+
+def test_what_jobs_ask_for_counts_once_however_often_they_are_tried() -> None:
+    sim = new_simulation(
+        work({"cpu": 2.0}, {"steps": 1e4, "peak": 100.0}, {"share": 0.5, "arrival": 1.0}),
+        cluster(0, 0),
+        SPEEDS,
+    )
+    advance(sim, FOREVER)
+    copy = copy_simulation(sim)
+    place(sim, 1, 0)
+    while sim.counters[OOM_KILLS] == 0:
+        advance(sim, FOREVER)
+    view = sim.cluster
+    rows = [view.asked[row, [CPU, COUNT, EACH]].tolist() for row in range(3)]
+    assert rows == [[2000, 1, 1000], [1000, 1, 1000], [1000, 1, 500]]
+    assert view.asked_count.sum() == pytest.approx(3.0, abs=0.01)
+    assert copy.cluster.asked_count.sum() == pytest.approx(2.0, abs=0.01)
 
 
 def many(seed: int) -> Workload:

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from agent.benchmark.fragmentation import BOUND, Fragmentation, most_allocated
+from agent.cluster.fragments import COUNT, CPU, EACH, GPU, MEMORY, SLOTS, Mix, fragment
 from agent.data_files import DataFileError
 from agent.simulator.filling import (
     ALLOCATED,
@@ -18,17 +19,9 @@ from agent.simulator.filling import (
     fill,
 )
 from agent.simulator.fragmentation import (
-    COUNT,
-    CPU,
-    EACH,
-    GPU,
-    MEMORY,
-    SLOTS,
     Fleet,
-    Mix,
     Requests,
     arrivals,
-    fragment,
     gpu_models,
     open_fleet,
     requests_of,
@@ -43,7 +36,7 @@ def mix_of(*rows: tuple[float, int, int, int]) -> Mix:
     """Rows: share, CPU, GPUs, of each; every model will do."""
     table = np.array([[cpu, 0, count, each] for _, cpu, count, each in rows], np.int64)
     share = np.array([row[0] for row in rows])
-    return Mix(table, share, np.ones((len(rows), 1), np.bool_), 10.0)
+    return Mix(table, share, np.full(len(rows), -1), share.sum(), 10.0)
 
 
 def free_of(*gpus: int) -> np.ndarray:
@@ -67,7 +60,7 @@ def nodes_of(*nodes: tuple[float, int]) -> Fleet:
 def asks(*rows: tuple[int, int, int]) -> Requests:
     """Requests of (CPU, GPUs, of each) that any model will do for."""
     table = np.array([[cpu, 0, count, each] for cpu, count, each in rows], np.int64)
-    return Requests(table, np.ones((len(rows), 1), np.bool_))
+    return Requests(table, np.full(len(rows), -1))
 
 
 def run(rule: str, fleet: Fleet, requests: Requests, pods: list[int], mix: Mix) -> Course:
@@ -91,7 +84,7 @@ def test_what_a_gpu_pod_can_use_is_whole_only_where_each_gpu_has_enough() -> Non
 
 
 def test_gpus_of_a_model_that_a_pod_may_not_have_are_lost_to_it() -> None:
-    mix = mix_of((1.0, 1000, 1, 400))._replace(allowed=np.array([[True, False]]))
+    mix = mix_of((1.0, 1000, 1, 400))._replace(allowed=np.array([0b01]))
     assert fragment(9000, free_of(1000), 0, mix) == 0.0
     assert fragment(9000, free_of(1000), 1, mix) == 1000.0
 
@@ -103,7 +96,7 @@ def test_typical_requests_are_the_most_frequent_ones_up_to_95_percent(tmp_path: 
     mix = typical_mix(read_openb_pods(path), ("P100", "T4"))
     assert mix.table.tolist() == [[4000, 0, 1, 1000], [2000, 0, 1, 500]]
     assert mix.share.tolist() == pytest.approx([60 / 96, 36 / 96])
-    assert mix.allowed.tolist() == [[True, True], [False, True]]
+    assert mix.allowed.tolist() == [-1, 0b10]
     assert mix.cores_per_gpu == pytest.approx((60 * 4 + 36 * 2 + 4 * 1) / (60 + 18))
 
 
