@@ -304,6 +304,15 @@ def test_dropped_segments_are_counted_and_passed_over(member: Member) -> None:
     assert member.store.counter("decisions") == 2
 
 
+def test_a_segment_of_a_process_that_died_before_it_wrote_is_not_dropped(member: Member) -> None:
+    member.write(decision(1))
+    for _ in range(2):
+        member.journal.close()
+        member.journal = Journal(member.journal.folder)
+    member.write(decision(2))
+    assert [member.store.counter(name) for name in ("dropped_segments", "decisions")] == [0, 2]
+
+
 def test_consumed_segments_are_deleted_but_never_the_newest(member: Member) -> None:
     for number in range(1, 5):
         member.journal.close()
