@@ -4,6 +4,7 @@ The install step runs ``python -m agent.warm``; everything else works without it
 its first start. What former versions compiled, some 90 MB each, goes once it is old.
 """
 
+import contextlib
 import math
 import shutil
 import time
@@ -63,13 +64,16 @@ def prune(current: Path) -> list[Path]:
 
     An installation that still uses them compiles them anew at its next start.
     """
-    current.mkdir(parents=True, exist_ok=True)
-    current.touch()
-    oldest = time.time() - 86400.0 * OLD_DAYS
-    old = [p for p in current.parent.glob("kernels-*") if p.stat().st_mtime < oldest]
-    for folder in old:
-        shutil.rmtree(folder, ignore_errors=True)
-    return old
+    oldest, removed = time.time() - 86400.0 * OLD_DAYS, []
+    with contextlib.suppress(OSError):  # what cannot be tidied is in nobody's way
+        current.mkdir(parents=True, exist_ok=True)
+        current.touch()
+    for folder in current.parent.glob("kernels-*"):
+        with contextlib.suppress(OSError):
+            if not folder.is_symlink() and folder.stat().st_mtime < oldest:
+                shutil.rmtree(folder)
+                removed.append(folder)
+    return removed
 
 
 if __name__ == "__main__":

@@ -1,9 +1,10 @@
 """The commands of ``fedsched benchmark``, mounted by ``common.cli``."""
 
+import functools
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 from rich.console import Console
@@ -35,6 +36,8 @@ Docs = Annotated[
     typer.Option(help="Also write results.md there, and JSON and pictures to results/ in it."),
 ]
 RESULTS = Path("benchmark-results")
+FAILURES = (DataFileError, TraceError, RuntimeError, ValueError, OSError)
+"""What a command says in a line."""
 
 
 def suite(name: str, size: Size, output: Path, workers: int, fresh: bool) -> bool:
@@ -83,9 +86,23 @@ def _careful(name: str, size: Size, output: Path, workers: int, fresh: bool) -> 
     except KeyboardInterrupt:
         console.print("stopped; the same command goes on with what is not done")
         raise typer.Exit(130) from None
-    except (DataFileError, TraceError, RuntimeError, ValueError) as error:
+    except FAILURES as error:
         console.print(f"[red]error[/red]: {error}", soft_wrap=True)
         return False
+
+
+def _plain(command: Callable[..., None]) -> Callable[..., None]:
+    """The command, with what goes wrong said in a line."""
+
+    @functools.wraps(command)
+    def careful(**options: Any) -> None:
+        try:
+            command(**options)
+        except FAILURES as error:
+            console.print(f"[red]error[/red]: {error}", soft_wrap=True)
+            raise typer.Exit(1) from None
+
+    return careful
 
 
 def publish(output: Path, docs: Path) -> None:
@@ -166,5 +183,5 @@ app.command()(report)
 app.command()(rules)
 app.command()(engine)
 app.command()(latency)
-app.command()(tune_rule)
-app.command()(tune_level)
+app.command()(_plain(tune_rule))
+app.command()(_plain(tune_level))

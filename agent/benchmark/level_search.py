@@ -105,9 +105,9 @@ def judge(
 
 def tune_level(
     iterations: Annotated[int, typer.Option(min=1, help="Of the search.")] = 10,
-    orders: Annotated[int, typer.Option(min=1, help="Of each trace, in an iteration.")] = 4,
+    orders: Annotated[int, typer.Option(min=1, max=1000, help="Of a trace, in an iteration.")] = 4,
     judged: Annotated[int, typer.Option(min=2, help="Of each trace, at the end.")] = 40,
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
 ) -> None:
     """Find the weights of the rule 'level', and judge them on other orders of arrival."""
     traces, done = available(), 0

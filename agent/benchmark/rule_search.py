@@ -118,7 +118,7 @@ def tune_rule(
     speeds: Annotated[
         str, typer.Option(help="Whose readings: alone, shared, or known.")
     ] = "shared",
-    seed: Annotated[int, typer.Option(help="Of the search.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the search.")] = 0,
     output: Annotated[Path, typer.Option(help="Where what agents know of clusters is kept.")] = (
         Path("benchmark-results")
     ),

@@ -92,7 +92,7 @@ def read_times(output: Path) -> dict[str, Spent]:
     """What each suite took, by ``<suite> <size>``; of another version's file, nothing."""
     try:
         return msgspec.json.decode((output / TIMES).read_bytes(), type=dict[str, Spent])
-    except (FileNotFoundError, msgspec.DecodeError):
+    except (OSError, RecursionError, msgspec.DecodeError):
         return {}
 
 

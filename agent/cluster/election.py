@@ -81,15 +81,22 @@ class Election:
         """Whether this replica leads, at this moment."""
         return self._monotonic() < self._until
 
-    @property
-    def free(self) -> bool:
-        """Whether the lease was seen, and no other replica held it then.
+    async def last_out(self) -> bool:
+        """Whether no other replica leads, at a last look: who ends then leaves its work to nobody.
 
-        Whoever ends while it is so has nobody to leave its work to. A kube-scheduler that ends
-        together with this replica lets go of the lease that is followed at once, so to lead is too
-        much to ask of the last one out.
+        To lead is too much to ask: a kube-scheduler that ends together with this replica lets go
+        at once of the lease that is followed.
         """
-        return self._observed is not None and (not self.holder or self._ours)
+        if self.leading:
+            return True
+        try:
+            await self._look()
+        except FAILURES as error:
+            log.warning("lease %s: %s; who leads is not known", self._settings.name, error)
+            return False
+        length = float((self._observed or {}).get("leaseDurationSeconds") or 0.0)
+        lapsed = self._monotonic() >= self._observed_at + length
+        return not self.holder or self._ours or lapsed
 
     @property
     def _ours(self) -> bool:
@@ -147,7 +154,8 @@ class Election:
         except ApiError as error:
             if error.status != HTTPStatus.CONFLICT:
                 raise
-            return  # another was faster; what it wrote is read next
+            await self._look()  # another was faster
+            return
         # Counted from before the request: nobody can have read the lease later than that.
         self._until = asked + self._settings.seconds * RENEW
         self.holder = self.identity

@@ -20,10 +20,12 @@ class Listing(Generic[Record]):
         key: Callable[[Record], str],
         apply: Callable[[Record], None],
         miss: Callable[[str], None],
+        done: Callable[[], None] = lambda: None,
     ) -> None:
-        """``known`` are the keys of what there was; ``miss`` is told each that did not come."""
+        """``known`` are the keys of what there was; ``miss`` is told each that did not come, and
+        ``done`` that the list is whole."""
         self._missing = dict.fromkeys(known)
-        self._key, self._apply, self._miss = key, apply, miss
+        self._key, self._apply, self._miss, self._done = key, apply, miss, done
 
     def add(self, record: Record) -> None:
         """Take in one record."""
@@ -39,6 +41,7 @@ class Listing(Generic[Record]):
         for key in self._missing:
             self._miss(key)
             yield
+        self._done()
 
     def take(self, records: Iterable[Record]) -> None:
         """The whole list at once."""

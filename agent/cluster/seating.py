@@ -10,12 +10,14 @@ import math
 
 import numpy as np
 
+from agent.arrays import Bools, Ints
 from agent.cluster.fragments import record_request, recount_requests
 from agent.cluster.growth import Catalogue, SpecLookup, clear_node, fill_history, fill_speeds, grown
 from agent.cluster.records import Node, Pod
 from agent.cluster.scopes import Scopes
 from agent.cluster.speeds_file import SpeedsFile, WorkRuns
 from agent.cluster.view import (
+    CPU,
     GPUS_PER_NODE,
     PENDING,
     bind,
@@ -29,6 +31,8 @@ from agent.cluster.view import (
 
 log = logging.getLogger(__name__)
 _NOWHERE, _QUEUED = -2, -1
+MOST_CORES = 1024.0
+"""What a pod may ask for at most to be counted while no node is known."""
 
 
 class Numbers(dict[str, int]):
@@ -121,7 +125,7 @@ class Seating:
                 for uid, models in self._choosy.items():  # a mask names only what was known
                     self._accepted[self.slots[uid]] = self.names.allowed(models)
                 self._narrow()
-                recount_requests(self.view, np.array(sorted(self.slots.values()), np.int64))
+                self.recount_requests()
             model = self.names.models[node.gpu_model]
             memory = memory or float(self.view.gpu_spec[model, 2])
         size = np.array([node.cpu, node.memory, min(node.gpus, GPUS_PER_NODE)], np.float64)
@@ -202,7 +206,20 @@ class Seating:
 
     def count_request(self, uid: str) -> None:
         """Count what a new pod asks for among what pods of this cluster ask for."""
-        record_request(self.view, self.slots[uid])
+        slot = self.slots[uid]
+        if self._possible(np.array([slot], np.int64))[0]:
+            record_request(self.view, slot)
+
+    def recount_requests(self) -> None:
+        """Count anew what the pods that there are ask for, in the order in which they came."""
+        slots = np.array(list(self.slots.values()), np.int64)
+        slots = slots[self._possible(slots)]
+        recount_requests(self.view, slots[np.argsort(self.view.arrival[slots], kind="stable")])
+
+    def _possible(self, slots: Ints) -> Bools:
+        """[P] whether any node has the CPU that each asks for: one absurd number must not count."""
+        most = self.view.capacity[:, CPU].max(initial=0.0) or MOST_CORES
+        return np.asarray(self.view.request[slots, CPU] <= most, np.bool_)
 
     def _scope(self, pod: Pod) -> int:
         """The row of ``View.scopes`` for the pod, written where it is new."""

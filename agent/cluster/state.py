@@ -93,6 +93,7 @@ class ClusterState:
         self.gpu_memory_free: Floats = np.zeros(0)
         """[≤ N] GiB measured to be free on the emptiest GPU of each row's node; NaN is unknown."""
         self._assumed: dict[str, tuple[str, float]] = {}  # in the order in which they lapse
+        self._listed_once = False
         self._unseen: set[str] = set()  # known from kube-scheduler's calls alone
         self.view.clock[0] = clock() * scale
 
@@ -198,11 +199,16 @@ class ClusterState:
     def list_pods(self) -> Listing[Pod]:
         """Begin to take in a list of all pods; they come in any order."""
         known = self.pods.keys() | self.life.known()
-        return Listing(known, lambda pod: pod.uid, self._listed, self._miss_pod)
+        return Listing(known, lambda pod: pod.uid, self._listed, self._miss_pod, self._list_over)
 
     def replace_pods(self, pods: Iterable[Pod]) -> None:
         """Make these the pods that there are."""
         self.list_pods().take(pods)
+
+    def _list_over(self) -> None:
+        if not self._listed_once:  # the first list is by name, and the mix is of the latest pods
+            self._listed_once = True
+            self._seating.recount_requests()
 
     def _listed(self, pod: Pod) -> None:
         self.apply_pod(pod, listed=True)

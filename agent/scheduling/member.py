@@ -299,8 +299,8 @@ class Member:
             self._stopping = True
             await _end(tasks)
             await self.queue.close()
-            alone = self.leading() or (self.election is not None and self.election.free)
-            if self.settings.serve.queue and alone:
+            self.access.timeout = min(self.access.timeout, FAREWELL_SECONDS)
+            if self.settings.serve.queue and (not self.election or await self.election.last_out()):
                 await self._lift_all()
             await _end([election])
             await self._farewell()
@@ -308,7 +308,6 @@ class Member:
             task.result()
 
     async def _lift_all(self) -> None:
-        self.access.timeout = min(self.access.timeout, FAREWELL_SECONDS)
         try:
             async with asyncio.timeout(SHUTDOWN_SECONDS):
                 lifted = await lift_gates.lift_all(
@@ -325,7 +324,6 @@ class Member:
 
     async def _farewell(self) -> None:
         """What is left to be said goes out, and another replica may lead."""
-        self.access.timeout = min(self.access.timeout, FAREWELL_SECONDS)
         last = [self.events.flush()] + ([self.election.release()] if self.election else [])
         for part in last:
             try:

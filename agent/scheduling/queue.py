@@ -33,6 +33,9 @@ TRIES = 6
 WRITES = 16
 """Patches under way at one time."""
 GATHER_SECONDS = 0.005
+STEP_SECONDS = 0.05
+"""How long one look may decide: a burst of gated pods takes several, and kube-scheduler's questions
+are answered in between."""
 """Changes come in bursts; this long they are gathered before the next look."""
 RECONNECT_SECONDS = 35.0
 """An API server that answers again is given this long to make the state whole again (a watch comes
@@ -127,9 +130,13 @@ class QueueController:
         eligible[[state.slots[pod.uid] for pod in gated if pod.gates == (GATE,)]] = True
         ready = state.view.ready.copy()
         state.view.ready[busy(state.view, self._settings.cpu_limit)] = False
+        until = self._monotonic() + STEP_SECONDS
         try:
             while (chosen := self._next(eligible)) is not None:
                 go.append(chosen)
+                if self._monotonic() > until:
+                    self.wake.set()
+                    break
         finally:
             state.view.ready[:] = ready
         return go

@@ -21,7 +21,13 @@ from agent.cluster.records import Node, Pod
 from agent.cluster.state import ClusterState
 from agent.journal import Journal
 from agent.lock import sole
-from agent.scheduling.decision import decide_node, decide_queue, make_policy, seed_kernels
+from agent.scheduling.decision import (
+    decide_node,
+    decide_queue,
+    extender_scores,
+    make_policy,
+    seed_kernels,
+)
 from agent.scheduling.http_server import listening
 from agent.scheduling.member import Member
 from agent.settings import Settings
@@ -47,7 +53,8 @@ def warm_up(rule: str) -> None:
     eligible = np.ones(len(state.view.kind), np.bool_)
     for policy in (make_policy(rule), make_policy(rule, initial_arrays())):
         decide_queue(state.view, policy, eligible)
-        decide_node(state.view, policy, state.slots["u2"], np.array([0, 1], np.int64))
+        choice = decide_node(state.view, policy, state.slots["u2"], np.array([0, 1], np.int64))
+        extender_scores(choice)
     gc.collect()
     gc.freeze()  # what is loaded stays, and need not be gone over again while a pod waits
 

@@ -215,27 +215,29 @@ async def test_a_lease_that_was_left_lying_is_followed_by_nobody(
     assert await beside.at(6.0)
 
 
-async def test_the_last_one_out_is_who_saw_no_other_hold_the_lease(
-    server: Server, tmp_path: Path
-) -> None:
+async def test_the_last_one_out_is_who_sees_no_other_lead(server: Server, tmp_path: Path) -> None:
     beside = Replica(server, tmp_path, "x", mode="follow", identity="node-1")
     await beside.at(0.0)
-    assert not beside.election.free  # nothing is known: another may lead
+    assert await beside.election.last_out()  # no lease: nobody leads
     server.renew("node-1_6ba7b810")
-    await beside.at(1.0)
-    assert beside.election.free
+    assert await beside.at(1.0)
     server.renew("")  # its kube-scheduler was told to end in the same moment, and lets go
     assert not await beside.at(2.0)
-    assert beside.election.free
+    assert await beside.election.last_out()
+    server.renew("node-2_11d1b4c8")  # nobody looked since
+    assert not await beside.election.last_out()
+    beside.time += SECONDS  # that one is dead
+    assert await beside.election.last_out()
     server.renew("node-2_11d1b4c8")
-    await beside.at(3.0)
-    assert not beside.election.free
     a, b = Replica(server, tmp_path, "node-2"), Replica(server, tmp_path, "b")
     assert not await a.at(0.0)
-    assert not a.election.free  # a holder's name is the whole of it where none is followed
+    assert not await a.election.last_out()  # without one to follow a name is the whole of it
     assert await a.at(SECONDS)
+    assert await a.election.last_out()
     await b.at(SECONDS + 1.0)
-    assert (a.election.free, b.election.free) == (True, False)
+    assert not await b.election.last_out()
+    server.away = True
+    assert not await b.election.last_out()
 
 
 def test_the_learner_needs_a_leadership_that_holds(tmp_path: Path) -> None:

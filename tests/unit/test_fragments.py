@@ -138,6 +138,29 @@ def test_a_cluster_counts_each_pod_once_and_knows_models_that_come_later() -> No
     assert asked(state.view) == {(2000, 1, 1000, 0b10): pytest.approx(KEEP**2 + KEEP + 1.0)}
 
 
+def test_the_first_list_counts_in_order_of_arrival_and_leaves_out_what_no_node_holds() -> None:
+    state = ClusterState(
+        clock=lambda: 1e6, emit=lambda _: None, spec=lambda _: None, assume_seconds=30.0
+    )
+    state.replace_nodes([Node(name="n", cpu=64.0, memory=64.0, gpus=2, gpu_model="v")])
+    pods = [
+        Pod(uid=name, name=name, cpu=cpu, memory=1.0, gpus=1, created=created)
+        for name, cpu, created in (
+            ("a", 1.0, 9e5),
+            ("b", 2.0, 8e5),
+            ("c", 2.0, 7e5),
+            ("d", 1e30, 1),
+        )
+    ]
+    state.replace_pods(pods)
+    expected = {(1000, 1, 1000, -1): 1.0, (2000, 1, 1000, -1): KEEP + KEEP**2}
+    assert asked(state.view) == {row: pytest.approx(count) for row, count in expected.items()}
+    state.replace_pods(pods[:1])  # a later list forgets nobody
+    assert len(asked(state.view)) == 2
+    state.apply_pod(Pod(uid="e", name="e", cpu=1e6, memory=1.0, gpus=1))
+    assert len(asked(state.view)) == 2
+
+
 def openb(every: int) -> tuple[Fleet, Requests, np.ndarray, Mix]:
     """Each ``every``-th GPU node of the openb trace; a mix of requests that a view has rows for."""
     nodes = read_openb_nodes(SHIPPED / "openb" / "openb_node_list_gpu_node.csv")

@@ -32,6 +32,21 @@ def test_pods_go_while_there_is_room_and_each_place_is_given_once(tmp_path: Path
     assert [d.verb for d in member.decisions()] == ["queue"] * 3
 
 
+def test_a_burst_of_pods_is_decided_in_several_looks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = Member(tmp_path, rule="djct")  # never waits
+    member.state.replace_nodes([node("fast", gpus=2), node("slow", "k80", gpus=2)])
+    for number in range(4):
+        member.state.apply_pod(gated(f"u{number}"))
+    monkeypatch.setattr("agent.scheduling.queue.STEP_SECONDS", -1.0)  # any decision takes longer
+    for _ in range(4):
+        member.queue.wake.clear()
+        assert len(member.queue.step()) == 1
+        assert member.queue.wake.is_set()  # the next look comes at once
+    assert len({d.pods[d.action] for d in member.decisions()}) == 4
+
+
 @pytest.fixture
 def waiting(member: Member) -> Member:
     """Both GPUs of the fast node run what will end soon; pod x waits for one, for slow is free."""

@@ -21,6 +21,14 @@ def test_only_old_kernels_of_other_versions_are_removed(tmp_path: Path) -> None:
     assert (folders["kernels-c"] / "agent.nbc").read_bytes() == b"code"
 
 
+def test_what_cannot_be_removed_is_in_nobodys_way(tmp_path: Path) -> None:
+    (tmp_path / "kernels-gone").symlink_to(tmp_path / "nowhere")
+    occupied = tmp_path / "file"
+    occupied.write_bytes(b"")
+    assert prune(tmp_path / "kernels-a") == []
+    assert prune(occupied / "kernels-a") == []  # no folder can be made there
+
+
 def test_a_first_installation_has_nothing_to_remove(tmp_path: Path) -> None:
     assert prune(tmp_path / "cache" / "kernels-a") == []
     assert (tmp_path / "cache" / "kernels-a").is_dir()
