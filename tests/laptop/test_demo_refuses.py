@@ -14,7 +14,7 @@ from typer.testing import CliRunner, Result
 from agent.simulator.traces import trace_file
 from examples.laptop.__main__ import app
 from examples.laptop.members import HELD_OUT_FROM, MEMBERS
-from examples.processes import Process, StoppedError, Supervisor, fedsched, stoppable
+from examples.processes import SIGNALS, Process, StoppedError, Supervisor, fedsched, stoppable
 
 
 def run(*arguments: object) -> Result:
@@ -104,14 +104,16 @@ def supervisor(tmp_path: Path) -> Iterator[Supervisor]:
     process = Process("sleeper", [], tmp_path / "log")
     process.popen = subprocess.Popen(["sleep", "1000"])
     supervisor.processes.append(process)
+    handlers = {number: signal.getsignal(number) for number in SIGNALS}
     yield supervisor
+    for number, handler in handlers.items():
+        signal.signal(number, handler)
     process.popen.kill()
     process.popen.wait()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
 def test_second_signal_does_not_break_off_the_ending(supervisor: Supervisor, number: int) -> None:
-    before = signal.getsignal(number)
     popen = supervisor.processes[0].popen
     assert popen is not None
     with (
@@ -120,7 +122,8 @@ def test_second_signal_does_not_break_off_the_ending(supervisor: Supervisor, num
     ):
         signal.raise_signal(number)
     assert popen.returncode == -signal.SIGTERM
-    assert signal.getsignal(number) is before
+    for late in SIGNALS:  # all has ended, and the exit status is still to be told
+        signal.raise_signal(late)
 
 
 def test_signal_that_the_interpreter_swallowed_stops_at_the_next_step(
@@ -155,9 +158,11 @@ def test_signal_while_a_process_is_being_started_loses_no_process(
 def test_signal_during_an_orderly_ending_is_passed_over(supervisor: Supervisor) -> None:
     popen = supervisor.processes[0].popen
     assert popen is not None
+    before = {number: signal.getsignal(number) for number in SIGNALS}
     with stoppable(supervisor):
         pass
     assert popen.returncode == -signal.SIGTERM
+    assert {number: signal.getsignal(number) for number in SIGNALS} == before
 
 
 def test_supervisor_says_why_a_process_ended_before_it_starts_it_again(tmp_path: Path) -> None:
