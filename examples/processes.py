@@ -245,8 +245,8 @@ class Supervisor:
 def stoppable(supervisor: Supervisor) -> Iterator[None]:
     """Turn the first signal into :class:`StoppedError`; end all processes, however it ends.
 
-    Further signals are passed over: an impatient second Ctrl-C must not leave processes behind. Once
-    stopped, they are so to the end of this process, whose exit status is to say how it ended.
+    Further signals are passed over: an impatient second Ctrl-C must not leave processes behind.
+    Once stopped, they are so to the end of this process, whose exit status is to say how it ended.
     The interpreter swallows what is raised inside some of its callbacks, so the supervisor is told
     as well and raises it at its next step.
     """

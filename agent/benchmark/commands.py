@@ -1,5 +1,6 @@
 """The commands of ``fedsched benchmark``, mounted by ``common.cli``."""
 
+import contextlib
 import functools
 import shutil
 from collections.abc import Callable, Sequence
@@ -10,6 +11,7 @@ import typer
 from rich.console import Console
 
 from agent.benchmark import documents
+from agent.benchmark.fingerprint import fingerprint
 from agent.benchmark.latency import latency
 from agent.benchmark.level_search import tune_level
 from agent.benchmark.quick import engine, rules
@@ -60,9 +62,16 @@ def suite(name: str, size: Size, output: Path, workers: int, fresh: bool) -> boo
 
 
 def show_times(output: Path, size: Size, names: Sequence[str]) -> None:
-    """Print what suites took, all runs together that their figures are from, and the sum."""
-    known = read_times(output)
-    spent = {name: known[f"{name} {size}"] for name in names if f"{name} {size}" in known}
+    """Print what suites took, all runs together that their figures are from, and the sum.
+
+    Not of suites whose figures are of another version of them than was timed.
+    """
+    known, spent = read_times(output), {}
+    for name in names:
+        with contextlib.suppress(*FAILURES):  # said when the suite itself was tried
+            one = known.get(f"{name} {size}")
+            if one is not None and one.fingerprint == fingerprint(load_suite(name), size):
+                spent[name] = one
     for name, one in spent.items():
         console.print(documents.spent_line(name, [one]), soft_wrap=True)
     if len(spent) > 1:

@@ -198,8 +198,8 @@ def _goal(best: Row, name: str, goal: float) -> str:
 
 def _part(row: Row, name: str) -> str:
     change = f"{100 * (row.mean - 1):+.1f} % {name}"
-    known = row.low > 1.0 or row.high < 1.0
-    return f"{row.arm.capitalize()}: {change}" + ("." if known else ", which is within noise.")
+    noise = row.verdict not in ("better", "worse")
+    return f"{row.arm.capitalize()}: {change}" + (", which is within noise." if noise else ".")
 
 
 def _train_some(data: Data, folder: Path, rounds: int, todo: Sequence[tuple[str, int]]) -> None:

@@ -65,14 +65,17 @@ class Catalogue:
         """Row of ``slowdown`` by (job type, GPUs)."""
 
     def model(self, name: str, memory: float) -> bool:
-        """Know the GPU model; True where it was new. ``memory`` (GiB) serves an unknown one."""
+        """Know the GPU model; True where it was new, with a column of its own or not.
+
+        ``memory`` (GiB) serves one whose data sheet is unknown.
+        """
         if name in self.models:
             return False
         if len(self._specs) == MAX_MODELS:
             self.models[name] = MAX_MODELS - 1
             self.crowded["gpu_models"] += 1
             log.warning("GPU model %s is taken for an unknown one: %d are known", name, MAX_MODELS)
-            return False
+            return True
         spec = self._lookup(name) if len(self._specs) < MAX_MODELS - 1 else None
         if spec is None:
             spec = (UNKNOWN_SPEC[0], UNKNOWN_SPEC[1], memory or UNKNOWN_SPEC[2])

@@ -221,11 +221,14 @@ class ClusterState:
         else:
             self.life.drop(uid)
 
-    def apply_pod(self, pod: Pod, deleted: bool = False, listed: bool = False) -> None:
+    def apply_pod(
+        self, pod: Pod, deleted: bool = False, listed: bool = False, seen: bool = True
+    ) -> None:
         """Take in one pod as the API server has it now.
 
         From a list, its times are the API server's; from a watch, the agent's own clock, which
-        is finer. A pod that is done leaves the view.
+        is finer. A pod that is done leaves the view. One that was not ``seen``, but asked about,
+        has yet to come: what it asks for counts then.
         """
         now, uid = self.tick(), pod.uid
         old = self.pods.get(uid)
@@ -239,6 +242,7 @@ class ClusterState:
             pod = msgspec.structs.replace(pod, job_type=job_type)
         if pod == old and not deleted and uid not in self._unseen:
             return
+        comes = seen and (old is None or uid in self._unseen)
         self._unseen.discard(uid)
         if pod.problem and (old is None or old.problem != pod.problem):
             self.problems += 1
@@ -253,7 +257,7 @@ class ClusterState:
             self._seating.lift(uid)
         if old is None or old.asks != pod.asks or old.deadline != pod.deadline:
             self._seating.write_request(pod, self._time_of(pod.deadline))
-        if old is None:
+        if comes:
             self._seating.count_request(uid)
         self.pods[uid] = pod
         if pod.gated:
@@ -279,7 +283,7 @@ class ClusterState:
             return not known.node
         if pod.done or pod.node or self.life.over(pod.uid):
             return False
-        self.apply_pod(pod, listed=True)
+        self.apply_pod(pod, listed=True, seen=False)
         self._unseen.add(pod.uid)
         self._assumed[pod.uid] = "", float(self.view.clock[0]) + self._assume
         return True

@@ -194,6 +194,8 @@ def survey_queue(
     rows, groups, ahead = 0, 0, 0.0
     has_room = np.zeros(types, np.int64)
     for i in range(len(order)):
+        if pod_choice >= 0 and rows + 2 * (types + 1) > limit:
+            break  # chosen, and no further row has room
         pod = order[i]
         key = 2 * view.kind[pod] + (1 if view.request[pod, SHARE] > 0.0 else 0)
         group = seen[key]

@@ -26,6 +26,8 @@ COLOURS = {
     FEDERATED: "#2e9e6b",
 }
 
+LEAST = 0.0005
+"""A difference that is smaller, 0.0 % as figures are shown, is none."""
 SMOOTH = 8
 """Points of a learning curve that are averaged to draw one."""
 
@@ -139,11 +141,9 @@ def verdict(outcome: Outcome) -> list[str]:
             if arm.name not in (ALONE, FEDERATED) or arm.against_rule is None:
                 continue
             ratio = arm.against_rule
-            word = (
-                "no different from"
-                if not ratio.significant
-                else ("better than" if ratio.mean < 1.0 else "WORSE than")
-            )
+            word = "better than" if ratio.mean < 1.0 else "WORSE than"
+            if not ratio.significant or abs(ratio.mean - 1.0) < LEAST:
+                word = "no different from"
             trained = f"policy {arm.policy[:8]}" if arm.policy else "no policy passed its gate"
             lines.append(f"{member}, {arm.name}: {word} the best rule, {ratio} ({trained})")
     return lines

@@ -150,6 +150,8 @@ async def test_a_node_that_has_a_device_plugin_stays_as_its_object_says(
 
 def test_more_models_than_there_is_room_for_share_the_last_one() -> None:
     state = ClusterState(clock=lambda: 1e9, emit=lambda _: None, spec=lambda _: None)
+    state.apply_pod(Pod(uid="early", name="p", gpus=1, gpu_models=("m69",), scope=None))
+    assert int(state.view.allowed[state.slots["early"]]) == 0
     for number in range(70):
         state.apply_node(
             Node(name=f"n{number}", cpu=8.0, memory=8.0, gpus=1, gpu_model=f"m{number}")
@@ -161,6 +163,7 @@ def test_more_models_than_there_is_room_for_share_the_last_one() -> None:
         state.apply_pod(pod)
     masks = [int(state.view.allowed[state.slots[f"u{number}"]]) for number in range(3)]
     assert masks == [1 << 5, 1 << 29, 1 << 29]
+    assert int(state.view.allowed[state.slots["early"]]) == 1 << 29
     eligible = np.zeros(len(state.view.kind), np.bool_)
     eligible[list(state.slots.values())] = True
     choice = decide_queue(state.view, make_policy("djct"), eligible)

@@ -138,6 +138,23 @@ def test_a_cluster_counts_each_pod_once_and_knows_models_that_come_later() -> No
     assert asked(state.view) == {(2000, 1, 1000, 0b10): pytest.approx(KEEP**2 + KEEP + 1.0)}
 
 
+def test_a_pod_counts_when_it_comes_and_not_when_it_is_asked_about() -> None:
+    now = [1000.0]
+    state = ClusterState(
+        clock=lambda: now[0], emit=lambda _: None, spec=lambda _: None, assume_seconds=30.0
+    )
+    pod = Pod(uid="u", name="u", cpu=2.0, memory=1.0, gpus=1)
+    assert state.introduce(pod)
+    assert not asked(state.view)
+    now[0] += 31.0
+    state.tick()
+    assert not state.pods  # no watch showed it
+    assert state.introduce(pod)
+    for _ in range(2):
+        state.apply_pod(pod)
+    assert asked(state.view) == {(2000, 1, 1000, -1): 1.0}
+
+
 def test_the_first_list_counts_in_order_of_arrival_and_leaves_out_what_no_node_holds() -> None:
     state = ClusterState(
         clock=lambda: 1e6, emit=lambda _: None, spec=lambda _: None, assume_seconds=30.0
