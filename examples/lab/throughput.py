@@ -60,8 +60,11 @@ class Burst(msgspec.Struct, frozen=True):
     p99_ms: float = 0.0
 
 
-def _extenders(port: int, timeout: float, resources: Sequence[str]) -> dict[str, Any]:
+def _extenders(
+    port: int, timeout: float, resources: Sequence[str], percentage: int
+) -> dict[str, Any]:
     return {
+        "percentageOfNodesToScore": percentage,
         "extenders": [
             {
                 "urlPrefix": f"http://127.0.0.1:{port}",
@@ -72,7 +75,7 @@ def _extenders(port: int, timeout: float, resources: Sequence[str]) -> dict[str,
                 "ignorable": True,
                 "managedResources": [{"name": name} for name in resources],
             }
-        ]
+        ],
     }
 
 
@@ -102,9 +105,10 @@ class Bench:
         learn: bool,
         timeout: float,
         resources: Sequence[str] = (),
+        percentage: int = 0,
     ) -> None:
         self._plane, self._pods, self._learn, self._timeout = plane, pods, learn, timeout
-        self._resources = resources
+        self._resources, self._percentage = resources, percentage
         self._gpus = _gpus(node_count)
         self._core: Any = kubernetes.client.CoreV1Api(plane.api())
         self._number = 0
@@ -120,7 +124,8 @@ class Bench:
             if arm == ALONE:
                 return Burst(arm, self._schedule({}))
             with self._go() if arm == GO else self._agent() as port:
-                rate = self._schedule(_extenders(port, self._timeout, self._resources))
+                config = _extenders(port, self._timeout, self._resources, self._percentage)
+                rate = self._schedule(config)
                 if arm == GO:
                     return Burst(arm, rate)
                 said = Figures(answer(f"http://127.0.0.1:{port}/metrics"))
@@ -259,18 +264,20 @@ def measure(
     go: bool = False,
     timeout: float = 0.1,
     resources: Sequence[str] = (),
+    percentage: int = 0,
     say: Callable[[str], None] = print,
 ) -> list[list[Burst]]:
     """Bursts by repetition, one of each arm; their order turns round from one to the next.
 
     ``timeout`` is how long kube-scheduler waits for an extender, s; the agent's budget is half.
-    ``resources`` restrict an extender to pods that ask for one of them.
+    ``resources`` restrict an extender to pods that ask for one of them. ``percentage`` is the share
+    of nodes that kube-scheduler looks at where it asks an extender; 0 is its own choice.
     """
     arms = [ALONE, AGENT, GO] if go else [ALONE, AGENT]
     found = []
     with tempfile.TemporaryDirectory() as folder, ControlPlane(Path(folder)) as plane:
         say(f"creating {node_count} nodes …")
-        bench = Bench(plane, node_count, pods, learn, timeout, resources)
+        bench = Bench(plane, node_count, pods, learn, timeout, resources, percentage)
         for repetition in range(repetitions):
             bursts = {}
             for arm in arms if repetition % 2 == 0 else reversed(arms):
@@ -292,6 +299,14 @@ def throughput(
     gpus_only: Annotated[
         bool, typer.Option("--gpus-only", help="Ask only about the pods that want a GPU.")
     ] = False,
+    percentage: Annotated[
+        int,
+        typer.Option(
+            min=0,
+            max=100,
+            help="percentageOfNodesToScore where an extender is asked; 0: kube-scheduler's own.",
+        ),
+    ] = 0,
     as_json: Annotated[bool, typer.Option("--json", help="Print JSON.")] = False,
 ) -> None:
     """Measure the pods/s of a real kube-scheduler with the agent against those without."""
@@ -303,6 +318,7 @@ def throughput(
         learn=learn,
         go=go,
         resources=[RESOURCE_GPU] if gpus_only else [],
+        percentage=percentage,
         say=console.print,
     )
     rates = {

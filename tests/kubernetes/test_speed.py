@@ -19,7 +19,7 @@ def test_latency_is_measured_against_a_go_extender_that_understands_the_request(
 @pytest.mark.timeout(600)
 def test_bursts_are_scheduled_by_each_arm_and_the_agent_has_an_opinion_on_every_pod() -> None:
     pods, said = 120, list[str]()
-    found = measure(60, pods, 2, learn=False, go=True, timeout=30.0, say=said.append)
+    found = measure(60, pods, 2, learn=False, go=True, timeout=30.0, percentage=50, say=said.append)
     assert [[burst.arm for burst in bursts] for bursts in found] == [[ALONE, AGENT, GO]] * 2
     for bursts in found:
         for burst in bursts:
