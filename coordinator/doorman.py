@@ -7,7 +7,6 @@ session was seen on it, with the address that it came from.
 """
 
 import asyncio
-import contextlib
 from collections.abc import Callable
 
 _CHUNK = 64 * 1024
@@ -68,11 +67,15 @@ class Doorman:
         self._writers |= {writer, up_writer}
         inward = asyncio.create_task(_pump(reader, up_writer))
         outward = asyncio.create_task(_pump(up_reader, writer))
+        ended: list[asyncio.Task[bool]] = []
+        for pump in (inward, outward):
+            pump.add_done_callback(ended.append)
         try:
             await asyncio.wait({inward, outward}, return_when=asyncio.FIRST_COMPLETED)
-            # A client that merely knocks (a health check) or hangs up itself was not refused.
-            ended_here = outward.done() and not inward.done() and not self._stopping
-            if ended_here and port not in self._identified:
+            # A client that merely knocks (a health check) or hangs up itself was not refused. Both
+            # pumps may have ended by now: the first one tells.
+            by_client = ended[0].result() == (ended[0] is inward)
+            if not by_client and not self._stopping and port not in self._identified:
                 self._on_refused(self._remote[port])
         finally:
             for pump in (inward, outward):
@@ -85,8 +88,17 @@ class Doorman:
             self._identified.discard(port)
 
 
-async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    with contextlib.suppress(ConnectionError):
-        while data := await reader.read(_CHUNK):
+async def _pump(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> bool:
+    """Pass bytes on until an end closes; whether it was the end that they come from."""
+    while True:
+        try:
+            data = await reader.read(_CHUNK)
+        except ConnectionError:
+            return True
+        if not data:
+            return True
+        try:
             writer.write(data)
             await writer.drain()
+        except ConnectionError:
+            return False
