@@ -9,6 +9,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable, Coroutine, Iterable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import Any, NoReturn, Protocol, TypeVar
 
@@ -95,6 +96,9 @@ class SessionServer:
         self._housekeeper: asyncio.Task[None] | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         """Work that outlives its call and is waited for at the end."""
+        self._presence = ThreadPoolExecutor(1, "presence")
+        """One thread, so that who came and who left is recorded in the order in which it happened:
+        a member may be back before its old session has been cleared away."""
 
     # ---- called from any thread ----
 
@@ -114,6 +118,7 @@ class SessionServer:
             self._call(self._stop())
             self._loop.call_soon_threadsafe(self._loop.stop)
             self._thread.join()
+        self._presence.shutdown()
 
     def members(self) -> list[str]:
         """Names of the connected members, sorted."""
@@ -192,7 +197,8 @@ class SessionServer:
         if self._doorman is not None:
             await self._doorman.stop()
         await asyncio.sleep(0)  # lets calls that were just cancelled leave their last words
-        await asyncio.gather(*self._tasks)
+        while self._tasks:
+            await asyncio.gather(*self._tasks)
 
     def _refused_handshake(self, address: str) -> None:
         text = (
@@ -243,29 +249,31 @@ class SessionServer:
         with self._lock:
             self._count += 1
             session = _Session(self._count, member, print_)
-        await asyncio.to_thread(
-            self._registry.connected,
-            member,
-            hello.features_version,
-            hello.architecture,
-            hello.software_version,
-        )
-        with self._lock:
             older = self._sessions.get(member)
             self._sessions[member] = session
         assert self._receiver is not None
         if older is not None:
             older.outbox.put_nowait(None)
             self._receiver.left(member, older.number)
-        log.info("%s connected from %s", member, address)
         self._receiver.joined(member)
-        reading = asyncio.create_task(self._read(session, context))
         try:
-            while (message := await session.outbox.get()) is not None:
-                await context.write(message)
-                self._count_bytes(session, 0, message.ByteSize())
+            await self._loop.run_in_executor(
+                self._presence,
+                self._registry.connected,
+                member,
+                hello.features_version,
+                hello.architecture,
+                hello.software_version,
+            )
+            log.info("%s connected from %s", member, address)
+            reading = asyncio.create_task(self._read(session, context))
+            try:
+                while (message := await session.outbox.get()) is not None:
+                    await context.write(message)
+                    self._count_bytes(session, 0, message.ByteSize())
+            finally:
+                reading.cancel()
         finally:
-            reading.cancel()
             # In a task of its own: a cancelled call must not wait for the registry.
             self._later(self._leave(session))
 
@@ -280,10 +288,12 @@ class SessionServer:
                 del self._sessions[session.member]
         assert self._receiver is not None
         self._receiver.left(session.member, session.number)
-        await asyncio.to_thread(self._flush, [session])
         if current:
-            await asyncio.to_thread(self._registry.disconnected, session.member)
+            await self._loop.run_in_executor(
+                self._presence, self._registry.disconnected, session.member
+            )
             log.info("%s disconnected", session.member)
+        await asyncio.to_thread(self._flush, [session])
 
     async def _greeting(self, context: Any, member: str, address: str) -> pb.Hello:
         try:

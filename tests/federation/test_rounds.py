@@ -1,11 +1,13 @@
 """A federation over real mutual TLS on loopback: rounds, personalisation, counting, resuming."""
 
+import threading
+
 import numpy as np
 import pytest
 
 from common.speeds import SpeedRow
 from common.weights import load, version_id
-from tests.federation.support import DummyLearner, RawMember, member, net, until, update
+from tests.federation.support import WAIT, DummyLearner, RawMember, member, net, until, update
 
 
 def test_global_policy_is_the_mean_weighted_by_scheduled_pods(make_hub, closing):
@@ -124,6 +126,30 @@ def test_newest_session_of_a_member_wins(make_hub, closing):
     assert old.ended.wait(20)
     hub.wait_round(1)
     assert hub.registry.members()[0].state == "connected"
+
+
+def test_member_that_is_back_at_once_is_not_shown_as_gone(make_hub, closing, monkeypatch):
+    hub = make_hub()
+    bundle, registry = hub.bundle("alpha"), hub.registry
+    first = closing(RawMember(bundle))
+    first.train()
+    busy, free, left = threading.Event(), threading.Event(), []
+    count, note = registry.traffic, registry.disconnected
+
+    def slowly(counts):
+        busy.set()
+        assert free.wait(WAIT)
+        count(counts)
+
+    monkeypatch.setattr(registry, "traffic", slowly)
+    monkeypatch.setattr(registry, "disconnected", lambda name: left.append(note(name)))
+    first.close()
+    until(busy.is_set, "its bytes are being counted")
+    second = closing(RawMember(bundle))
+    second.train()
+    free.set()
+    until(lambda: left, "its end was recorded")
+    assert registry.members()[0].state == "connected"
 
 
 def test_round_closes_without_a_member_that_never_answers(make_hub, closing):
