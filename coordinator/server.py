@@ -10,6 +10,7 @@ import os
 import signal
 import socket
 import threading
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -55,15 +56,16 @@ class Coordinator:
         initial: Arrays,
         *,
         application: Callable[[Registry], Starlette] | None = None,
+        clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """``application`` makes the dashboard; None serves none."""
+        """``application`` makes the dashboard; None serves none. ``clock`` times the rounds."""
         self._settings, self._registry = settings, registry
         self._stop = threading.Event()
         self._sessions = SessionServer(
             registry, terms, max_message_bytes=settings.max_message_bytes
         )
         self.grid = LinkGrid(self._sessions)
-        self.rounds = RoundLoop(self.grid, self.grid, registry, settings, initial)
+        self.rounds = RoundLoop(self.grid, self.grid, registry, settings, initial, clock=clock)
         self._round_thread = threading.Thread(target=self._run_rounds, name="rounds", daemon=True)
         self._web: uvicorn.Server | None = None
         self._web_thread: threading.Thread | None = None

@@ -53,7 +53,13 @@ def until(condition: Callable[[], Any], what: str) -> Any:
 class Hub:
     """A hub on loopback with its registry; ``settings`` override the defaults of the tests."""
 
-    def __init__(self, directory: Path, initial: Arrays | None = None, **settings: Any) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        initial: Arrays | None = None,
+        clock: Callable[[], float] = time.monotonic,
+        **settings: Any,
+    ) -> None:
         values: dict[str, Any] = {
             "state_dir": directory / "hub",
             "listen": "127.0.0.1:0",
@@ -68,11 +74,14 @@ class Hub:
         self.registry: Registry = open_registry(self.settings)
         self.ca: KeyPair = initialise(self.settings, now())
         self._initial = net() if initial is None else initial
+        self._clock = clock
         self.coordinator: Coordinator | None = None
         self.port = 0
 
     def start(self) -> "Hub":
-        self.coordinator = Coordinator(self.settings, self.registry, TERMS, self._initial)
+        self.coordinator = Coordinator(
+            self.settings, self.registry, TERMS, self._initial, clock=self._clock
+        )
         self.port = self.coordinator.start().link
         return self
 

@@ -152,21 +152,30 @@ def test_member_that_is_back_at_once_is_not_shown_as_gone(make_hub, closing, mon
     assert registry.members()[0].state == "connected"
 
 
+def answer_before_the_end(hub, raw, time):
+    """Beta answers the first round, and then its time is up."""
+    raw.send(update=update(raw.train(), change=1.0, metrics={"reward": 1.0}))
+    until(lambda: hub.registry.metric_names("beta"), "the answer is there")
+    assert not hub.finished(1)
+    time[0] += hub.settings.round_timeout
+    hub.wait_round(1)
+
+
 def test_round_closes_without_a_member_that_never_answers(make_hub, closing):
-    hub = make_hub(min_members=2, round_timeout=0.5, max_rounds=1)
+    time = [0.0]
+    hub = make_hub(min_members=2, round_timeout=60.0, max_rounds=1, clock=lambda: time[0])
     silent, good = (closing(RawMember(hub.bundle(n))) for n in ("alpha", "beta"))
     silent.train()
-    good.send(update=update(good.train(), change=1.0))
-    hub.wait_round(1)
+    answer_before_the_end(hub, good, time)
     np.testing.assert_allclose(hub.policy["layer.bias"], [1.0, 1.0])
 
 
 def test_late_reply_to_a_closed_round_is_ignored(make_hub, closing):
-    hub = make_hub(min_members=2, round_timeout=0.5)
+    time = [0.0]
+    hub = make_hub(min_members=2, round_timeout=60.0, clock=lambda: time[0])
     slow, good = (closing(RawMember(hub.bundle(n))) for n in ("alpha", "beta"))
     old = slow.train()
-    good.send(update=update(good.train(), change=1.0))
-    hub.wait_round(1)
+    answer_before_the_end(hub, good, time)
     new = slow.train()
     slow.send(update=update(old, change=50.0))
     slow.send(update=update(new, change=1.0))
