@@ -187,8 +187,9 @@ class Member:
             if not self._active():
                 self._stop.wait(self._tick_seconds)
                 continue
-            self.last_error = self._session()
+            ended = self._session()
             self.connected = False
+            self.last_error = ended
             self._task = None
             if not self._stop.is_set() and self._active():
                 wait = self._backoff.next()
