@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from common import link_pb2 as pb
-from tests.federation.support import RawMember, until, update
+from tests.federation.support import WAIT, RawMember, until, update
 
 
 def spoil_tensor(**fields):
@@ -114,7 +114,7 @@ def test_oversized_update_leaves_the_round_to_the_others(make_hub, closing, fact
     message.tensors[0].values = b"\x01" * (factor << 16)
     big.send(update=message)
     if factor == 8:  # beyond what gRPC hands over: the session ends unread
-        assert big.ended.wait(20)
+        assert big.ended.wait(WAIT)
         assert big.code == grpc.StatusCode.RESOURCE_EXHAUSTED
     good.send(update=update(good.train(), change=1.0))
     hub.wait_round(1)

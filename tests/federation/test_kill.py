@@ -19,7 +19,10 @@ from common.identity import read_bundle
 from common.policy import ARCHITECTURE, initial_arrays
 from common.weights import load, version_id
 from coordinator.registry import Registry
-from tests.federation.support import DummyLearner, RawMember, member, until, update
+from examples.processes import free_ports
+from tests.federation.support import WAIT, DummyLearner, RawMember, member, until, update
+
+pytestmark = pytest.mark.timeout(600)  # only bounds a hanging run: five processes are started
 
 MAIN = "from coordinator.cli import app; app()"
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,8 +103,8 @@ class PolicyLearner(DummyLearner):
 
 
 def test_killed_hub_resumes_at_the_next_round_from_its_checkpoint(tmp_path, hub_process, closing):
-    process, ready = hub_process()
-    port = ready["link_port"]
+    (port,) = free_ports(1)  # the kernel gives it to no outgoing connection while the hub is away
+    process, _ = hub_process(port)
     learner = PolicyLearner()
     terms = {"features_version": FEATURES_VERSION, "architecture": ARCHITECTURE}
     closing(member(enroll(tmp_path, "alpha", port), learner, tmp_path / "alpha", **terms)).start()
@@ -119,7 +122,7 @@ def test_killed_hub_resumes_at_the_next_round_from_its_checkpoint(tmp_path, hub_
     # Round 2 is open and one of its two updates is on the way: now the hub dies.
     process.send_signal(signal.SIGKILL)
     process.wait()
-    assert raw.ended.wait(20)
+    assert raw.ended.wait(WAIT)
 
     _, again = hub_process(port)
     assert again["link_port"] == port
@@ -146,8 +149,8 @@ def test_terminated_hub_stops_cleanly_and_serves_its_page_until_then(tmp_path, h
     process, ready = hub_process()
     address = f"http://127.0.0.1:{ready['dashboard_port']}"
     assert ready["pid"] == process.pid
-    assert httpx.get(f"{address}/healthz").status_code == 200
-    assert "fedsched" in httpx.get(f"{address}/metrics").text
+    assert httpx.get(f"{address}/healthz", timeout=WAIT).status_code == 200
+    assert "fedsched" in httpx.get(f"{address}/metrics", timeout=WAIT).text
     process.terminate()
-    assert process.wait(20) == 0
+    assert process.wait(WAIT) == 0
     assert "Traceback" not in (tmp_path / "hub.log").read_text()

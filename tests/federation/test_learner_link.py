@@ -3,6 +3,7 @@
 from pathlib import Path
 
 import numpy as np
+import pytest
 
 from agent.cluster import nodes_file
 from agent.federation import Member
@@ -14,6 +15,8 @@ from tests.federation.support import TERMS, Hub, until
 from tests.unit.journals import NODES, decision, life_of_pods, placed
 from tests.unit.learners import Member as Cluster
 from tests.unit.learners import varied
+
+pytestmark = pytest.mark.timeout(600)  # only bounds a hanging run: two learners learn
 
 
 def link(cluster: Cluster, hub: Hub, name: str) -> Member:

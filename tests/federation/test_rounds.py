@@ -123,7 +123,7 @@ def test_newest_session_of_a_member_wins(make_hub, closing):
     old.train()
     new = closing(RawMember(bundle))
     new.send(update=update(new.train()))
-    assert old.ended.wait(20)
+    assert old.ended.wait(WAIT)
     hub.wait_round(1)
     assert hub.registry.members()[0].state == "connected"
 
@@ -289,7 +289,7 @@ def test_crash_inside_a_round_leaves_the_last_checkpoint_whole(
     else:
         monkeypatch.setattr(hub.registry, point, crash)
     raw.send(update=update(second, change=1.0, pods=15))
-    assert hub.coordinator.ended.wait(20)
+    assert hub.coordinator.ended.wait(WAIT)
     assert str(hub.coordinator.failure) == "killed here"
     hub.coordinator.stop()
     monkeypatch.undo()
