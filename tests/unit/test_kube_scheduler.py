@@ -22,6 +22,8 @@ from agent.simulator.kube_scheduler import (
 
 NAMES = ("a", "b", "c")
 Reply = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PATIENT: dict[str, Any] = {"timeout_seconds": 60.0}
+"""A call of a test must not fail for a machine that is busy."""
 
 
 class Clock:
@@ -223,7 +225,7 @@ async def placed(
     if view is None:
         view = small_view(cpu=(10.0, 20.0, 4.0))
         view.requested[0, 0] = 4.0
-    async with Extender(ExtenderSettings(url=url, **settings)) as extender:
+    async with Extender(ExtenderSettings(**{"url": url, **PATIENT, **settings})) as extender:
         bench = Bench(view, extender)
         bench.scheduler.queue.add(0)
         await bench.scheduler.schedule_one()
@@ -328,7 +330,7 @@ async def test_all_calls_share_one_connection() -> None:
 
     async with (
         serving(reply) as url,
-        Extender(ExtenderSettings(url=url)) as extender,
+        Extender(ExtenderSettings(url=url, **PATIENT)) as extender,
     ):
         bench = Bench(small_view(), extender)
         for pod in range(4):
