@@ -32,7 +32,9 @@ GOOD = {"version": "v7", "features_version": str(FEATURES_VERSION)}
 async def serving(folder: Path, url: str, **settings: Any) -> AsyncIterator[tuple[int, int]]:
     """A real process on that API server; gives its pid and port, and ends it by its pid."""
     config, ready = folder / "member.yaml", folder / "ready.json"
-    serve = {"port": 0, "queue_seconds": 0.05, **settings}
+    # A busy machine must neither cost an answer nor make a pod that was let go seem lost.
+    patient = {"budget_seconds": 60.0, "assume_seconds": 600.0}
+    serve = {"port": 0, "queue_seconds": 0.05, **patient, **settings}
     config.write_text(
         yaml.safe_dump(
             {"state": str(folder / "state"), "kubernetes": {"api_url": url}, "serve": serve}
