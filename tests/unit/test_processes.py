@@ -11,7 +11,9 @@ def end(*_):
     pathlib.Path(sys.argv[1], "world.ended").touch()
     sys.exit()
 signal.signal(signal.SIGTERM, end)
-pathlib.Path(sys.argv[1], "world.ready").write_text("{}")
+ready = pathlib.Path(sys.argv[1], "world.ready")
+ready.with_name("begun").write_text("{}")
+ready.with_name("begun").replace(ready)
 time.sleep(60)
 """
 AGENT = """
@@ -23,7 +25,8 @@ def end(*_):
     (folder / "agent.saw").write_text("world" if there else "nothing")
     sys.exit()
 signal.signal(signal.SIGTERM, end)
-(folder / "agent.ready").write_text("{}")
+(folder / "begun").write_text("{}")
+(folder / "begun").replace(folder / "agent.ready")
 time.sleep(60)
 """
 
