@@ -12,6 +12,7 @@ import aiohttp
 from agent.simulator.cluster import serve
 from agent.simulator.cluster_settings import ClusterSettings, load_settings
 from agent.simulator.embedded import EmbeddedCluster
+from tests.unit.api_server import until
 
 PODS, NODES = "/api/v1/pods", "/api/v1/nodes"
 JSON_PATCH = "application/json-patch+json"
@@ -50,7 +51,7 @@ class Running:
 
     async def watch(self, path: str, **query: Any) -> AsyncIterator[dict[str, Any]]:
         async with self.http.get(
-            self.url + path, params={"watch": "1", "timeoutSeconds": "30", **query}
+            self.url + path, params={"watch": "1", "timeoutSeconds": "150", **query}
         ) as answer:
             assert answer.status == 200, await answer.text()
             async for line in answer.content:
@@ -72,9 +73,7 @@ async def cluster_at(config: ClusterSettings) -> AsyncIterator[Running]:
 
 async def until_over(running: Running) -> None:
     running.cluster.start()
-    async with asyncio.timeout(30):
-        while not running.cluster.over:
-            await asyncio.sleep(0)
+    await until(lambda: running.cluster.over)
 
 
 def by_name(items: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:

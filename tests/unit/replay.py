@@ -116,7 +116,7 @@ async def following(
     pods: int = 300,
     *,
     page: int = 50,
-    read_timeout: float = 10.0,
+    read_timeout: float = 100.0,
     monotonic: Callable[[], float] = time.monotonic,
     bookmark_seconds: float = 60.0,
     ahead: float = 0.0,

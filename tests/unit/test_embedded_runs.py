@@ -23,6 +23,7 @@ from agent.simulator.embedded import EmbeddedCluster
 from agent.simulator.patches import patch_pod
 from agent.simulator.simulation import ACTIVE
 from agent.simulator.store import ApiError
+from tests.unit.api_server import until
 from tests.unit.embedded import (
     JSON_PATCH,
     MERGE_PATCH,
@@ -60,12 +61,11 @@ async def test_a_gated_pod_is_scheduled_once_its_gate_is_patched_away() -> None:
         status, pod = await running.patch(names[2], merge, MERGE_PATCH)
         assert (status, pod["metadata"]["annotations"]["a/b"]) == (200, "c")
         bound = set()
-        async with asyncio.timeout(10):
-            async for event in running.watch(PODS):
-                if "nodeName" in event["object"]["spec"]:
-                    bound.add(event["object"]["metadata"]["name"])
-                if len(bound) == 2:
-                    break
+        async for event in running.watch(PODS):
+            if "nodeName" in event["object"]["spec"]:
+                bound.add(event["object"]["metadata"]["name"])
+            if len(bound) == 2:
+                break
         assert bound == {names[1], names[2]}
         assert running.cluster.sim.attempts[0] == 0
         status, refusal = await running.patch(names[1], lift)
@@ -214,7 +214,7 @@ async def test_the_cluster_asks_its_extender_and_counts_the_calls() -> None:
         await web.TCPSite(runner, "127.0.0.1", 0).start()
         url = f"http://127.0.0.1:{runner.addresses[0][1]}"
         result = await run_cluster(
-            settings(wait_for_start=False, extender={"url": url, "timeout_seconds": 5.0})
+            settings(wait_for_start=False, extender={"url": url, "timeout_seconds": 60.0})
         )
     finally:
         await runner.cleanup()
@@ -259,9 +259,7 @@ async def test_a_paced_cluster_keeps_the_set_pace() -> None:
     Wall.now += 2.0
     assert cluster.now() == 1200.0
     task = asyncio.create_task(cluster.run())
-    async with asyncio.timeout(10):
-        while not (cluster.sim.state == ACTIVE).any():
-            await asyncio.sleep(0)
+    await until(lambda: bool((cluster.sim.state == ACTIVE).any()))
     task.cancel()
     await asyncio.gather(task, return_exceptions=True)
     assert cluster.sim.cluster.clock[0] == 1200.0
@@ -306,7 +304,7 @@ def test_the_process_writes_its_result_when_it_is_told_to_stop(tmp_path: Path) -
         told = json.loads(ready.read_text())
         assert told["pid"] == process.pid
         process.send_signal(signal.SIGTERM)
-        assert process.wait(20) == 0
+        assert process.wait(60) == 0
     finally:
         if process.poll() is None:
             process.kill()
@@ -319,7 +317,7 @@ def test_the_process_refuses_what_it_cannot_run(tmp_path: Path) -> None:
     config = tmp_path / "c.yaml"
     config.write_text("workload: {trace: gavel/nothing.csv}\n")
     command = [sys.executable, "-m", "agent.simulator.cluster", "--config", str(config)]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=60, cwd=Path.cwd())
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, cwd=Path.cwd())
     assert done.returncode == 2
     assert "error: " in done.stderr
     assert "no such trace file" in done.stderr

@@ -272,9 +272,9 @@ def offer(member: Member, policy: SharedPolicy) -> bool:
     answers: list[bool] = []
     link = threading.Thread(target=lambda: answers.append(member.learner.handover.adopt(policy)))
     link.start()
-    assert member.learner.handover.offered.wait(10.0)
+    assert member.learner.handover.offered.wait(60.0)
     member.learner.round()
-    link.join(10.0)
+    link.join()
     (answer,) = answers
     return answer
 

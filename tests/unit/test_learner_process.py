@@ -194,7 +194,7 @@ def test_a_second_state_directory_may_learn_from_the_same_journal(tmp_path: Path
         until(lambda: json.loads(status.read_text())["learning_rounds"] > 0)
     finally:
         stop.set()
-        reader.join(30)
+        reader.join()
     assert len(segments(owner.folder)) == before
 
 
