@@ -27,6 +27,8 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PORTS = range(15_000, 32_000)
 """Where servers get their ports: below those that the kernel hands to outgoing connections, so
 that the port of a server that is away is still free when it comes back."""
+_given = set[int]()
+"""Ports that somebody in this process has got; who binds one does so later, often minutes."""
 
 
 class ExampleError(Exception):
@@ -38,18 +40,24 @@ class StoppedError(Exception):
 
 
 def free_ports(count: int) -> list[int]:
-    """Ports of the loopback address that nobody listens on now. Raises OSError for none."""
+    """Ports of the loopback address that nobody listens on now and that no earlier call gave away.
+
+    Raises OSError for none.
+    """
     with contextlib.ExitStack() as stack:
         found: list[int] = []
         for port in random.SystemRandom().sample(PORTS, len(PORTS)):
             if len(found) == count:
                 break
+            if port in _given:
+                continue
             opened = stack.enter_context(socket.socket())
             with contextlib.suppress(OSError):
                 opened.bind(("127.0.0.1", port))
                 found.append(port)
     if len(found) < count:
         raise OSError(f"fewer than {count} free ports on loopback; end what listens there")
+    _given.update(found)
     return found
 
 

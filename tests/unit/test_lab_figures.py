@@ -71,4 +71,8 @@ def test_ports_are_unlike_free_and_never_those_of_outgoing_connections() -> None
         with socket.create_server(("127.0.0.1", port)):
             pass
     with socket.create_server(("127.0.0.1", ports[0])):
-        assert ports[0] not in free_ports(1000)
+        assert ports[0] not in free_ports(500)
+
+
+def test_a_port_that_somebody_got_and_has_not_bound_yet_is_nobody_elses() -> None:
+    assert not set(free_ports(500)) & set(free_ports(500))
