@@ -5,7 +5,6 @@ kube-scheduler with :meth:`ControlPlane.start_scheduler`. Ports are free ones an
 as the cluster lives, so that a process that was killed comes back where its clients look for it.
 """
 
-import contextlib
 import datetime as dt
 import http.client
 import json
@@ -15,6 +14,7 @@ import time
 import urllib.request
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http import HTTPStatus
 from pathlib import Path
 from types import TracebackType
 from typing import Any
@@ -31,15 +31,19 @@ from examples.processes import ExampleError, Process, free_ports
 
 __all__ = ["ControlPlane", "answer", "node_manifest", "pod_manifest", "until"]
 
-START_SECONDS = 90.0
+START_SECONDS = 180.0
 """How long a process may take until it is ready, on a machine that is busy with other things."""
 STOP_SECONDS = 30.0
+ANSWER_SECONDS = 30.0
+"""How long an answer may take of a process that is up, on such a machine."""
+ASK_AGAIN_SECONDS = 5.0
+"""A process that comes up is asked anew after this long: it may have taken a call too early."""
 _UNVERIFIED = ssl._create_unverified_context()  # for health and figures of servers on loopback
 _KEPT_ALIVE = 8
 """Connections over which nodes are created side by side."""
 
 
-def answer(url: str, timeout: float = 5.0) -> str:
+def answer(url: str, timeout: float = ANSWER_SECONDS) -> str:
     """The body of a loopback URL, its certificate unchecked. Raises OSError where none comes."""
     try:
         with urllib.request.urlopen(url, timeout=timeout, context=_UNVERIFIED) as found:
@@ -181,7 +185,7 @@ class ControlPlane:
             if not ready:
                 return
             try:
-                answer(ready)
+                answer(ready, ASK_AGAIN_SECONDS)
             except OSError as error:
                 why = f"{ready}: {error}"
                 time.sleep(0.05)
@@ -339,13 +343,19 @@ class ControlPlane:
 def until(met: Callable[[], object], what: str, seconds: float = START_SECONDS) -> None:
     """Wait until ``met()`` is true. Raises ExampleError, naming ``what``, after so many seconds.
 
-    An API server that is away in between is waited for as well.
+    An API server that is away in between, or has too much to do, is waited for as well.
     """
     deadline = time.monotonic() + seconds
     while True:
-        with contextlib.suppress(OSError, HTTPError):
+        try:
             if met():
                 return
+        except (OSError, HTTPError):
+            pass
+        except kubernetes.client.ApiException as error:
+            busy = int(error.status or 0)
+            if busy < HTTPStatus.INTERNAL_SERVER_ERROR and busy != HTTPStatus.TOO_MANY_REQUESTS:
+                raise
         if time.monotonic() > deadline:
             raise ExampleError(f"waited {seconds:.0f} s in vain until {what}")
         time.sleep(0.05)

@@ -14,7 +14,16 @@ from examples.lab.manifests import sample_nodes
 from examples.processes import ExampleError
 
 HERE = Path(__file__).parent
+SECONDS = 600.0
+"""Longest time of a test that names none; it only bounds a hanging one on a slow machine."""
 _NUMBERS = itertools.count(1)
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Give these tests the time that processes take on a machine that is busy with others."""
+    for item in items:
+        if HERE in item.path.parents and item.get_closest_marker("timeout") is None:
+            item.add_marker(pytest.mark.timeout(SECONDS))
 
 
 def pytest_collection_finish(session: pytest.Session) -> None:
