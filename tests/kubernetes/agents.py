@@ -1,5 +1,6 @@
 """Agents' ways to a lab cluster: connections, roles, gated pods and real serving processes."""
 
+import itertools
 import json
 import os
 import subprocess
@@ -9,6 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+import kubernetes
 import yaml
 
 from agent.cluster.access import Access
@@ -53,9 +55,10 @@ def gates(lab: ControlPlane, namespace: str) -> dict[str, list[str]]:
 def grant(lab: ControlPlane, user: str, *rules: dict[str, list[str]]) -> None:
     """Give a user (or a service account, as ``namespace:name``) exactly these rules everywhere."""
     name = f"test-{user.replace(':', '-')}"
-    subject = {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
+    who, subject = user, {"kind": "User", "name": user, "apiGroup": "rbac.authorization.k8s.io"}
     if ":" in user:
         namespace, _, account = user.partition(":")
+        who = f"system:serviceaccount:{user}"
         subject = {"kind": "ServiceAccount", "name": account, "namespace": namespace}
     role = {"kind": "ClusterRole", "metadata": {"name": name}, "rules": list(rules)}
     binding = {
@@ -67,6 +70,21 @@ def grant(lab: ControlPlane, user: str, *rules: dict[str, list[str]]) -> None:
     items = [{"apiVersion": "rbac.authorization.k8s.io/v1", **item} for item in (role, binding)]
     lab.kubectl("apply", "-f", "-", stdin=json.dumps({"kind": "List", "apiVersion": "v1",
                                                       "items": items}))  # fmt: skip
+    # The authorizer hears of it by a watch of its own.
+    until(lambda: all(may(lab, who, rule) for rule in rules), f"{user} may do what is granted")
+
+
+def may(lab: ControlPlane, user: str, rule: dict[str, list[str]]) -> bool:
+    """Whether the API server lets ``user`` do all of a rule, in every namespace."""
+    reviews: Any = kubernetes.client.AuthorizationV1Api(lab.api())
+    for group, resource, verb in itertools.product(
+        rule["apiGroups"], rule["resources"], rule["verbs"]
+    ):
+        about = {"group": group, "resource": resource, "verb": verb}
+        review = {"spec": {"user": user, "resourceAttributes": about}}
+        if not reviews.create_subject_access_review(review).status.allowed:
+            return False
+    return True
 
 
 class Agent:
