@@ -10,13 +10,15 @@ from typing import Any, TypeVar
 
 import httpx
 import yaml
-from prometheus_client.parser import text_string_to_metric_families
 
 from agent.scheduling.serve import warm_up
+from examples.lab.figures import Figures
 from examples.processes import Process, fedsched, free_ports
 
-WAIT = 90.0
+WAIT = 240.0
 """Longest wait for something that must happen, seconds; it only bounds a failing test."""
+PATIENCE = 60.0
+"""How long an answer of the agent's may take on a machine that is busy with other things."""
 Value = TypeVar("Value")
 
 
@@ -59,27 +61,30 @@ class Agent:
         """Whether it serves, with both watches in; fails the test where it has died."""
         assert self.serve.alive, f"agent serve ended:\n{self.serve.last_words()}"
         try:
-            return httpx.get(f"{self.url}/readyz").status_code == 200
+            return self.get("/readyz").status_code == 200
         except httpx.TransportError:
             return False
 
+    def get(self, path: str) -> httpx.Response:
+        """What it answers. Raises httpx.TransportError where it does not."""
+        return httpx.get(f"{self.url}{path}", timeout=PATIENCE)
+
+    def figures(self) -> Figures:
+        """All that it counts, at one moment; nothing where it does not answer."""
+        try:
+            return Figures(self.get("/metrics").text)
+        except httpx.TransportError:
+            return Figures("")
+
     def metric(self, name: str, **labels: str) -> float:
         """Sum of the series of a metric that have these labels; 0 where it does not answer."""
-        try:
-            text = httpx.get(f"{self.url}/metrics").text
-        except httpx.TransportError:
-            return 0.0
-        return sum(
-            sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-            if sample.name == name and labels.items() <= sample.labels.items()
-        )
+        return self.figures().total(name, **labels)
 
     def opinions(self) -> float:
         """Prioritize answers that held scores."""
-        answers = self.metric("fedsched_extender_answers_total", verb="prioritize")
-        return answers - self.metric("fedsched_extender_no_opinion_total")
+        said = self.figures()
+        answers = said.total("fedsched_extender_answers_total", verb="prioritize")
+        return answers - said.total("fedsched_extender_no_opinion_total")
 
     def silent(self, reason: str) -> float:
         """Answers without an opinion for this reason."""

@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
 import pytest
 from kubernetes import client
 
@@ -207,7 +206,7 @@ def test_an_agent_cut_off_from_the_api_server_has_no_opinion_and_is_not_ready(
     assert scene.agent.silent("stale_state") >= before + 2
     assert scene.agent.metric("fedsched_synced") == 0
     until(lambda: "WatchStale" in scene.agent.serve.log.read_text(), "the log says why")
-    assert httpx.get(f"{scene.agent.url}/healthz").status_code == 200, "nothing to restart it for"
+    assert scene.agent.get("/healthz").status_code == 200, "nothing to restart it for"
     scene.api.mend()
     until(scene.agent.ready, "the agent is ready again")
     opinions_again(scene, "stale")
