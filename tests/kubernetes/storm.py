@@ -29,6 +29,8 @@ PAUSE = (1.0, 2.2)
 """Between two kills, seconds."""
 AWAY = (0.1, 1.0)
 """From a death to the next start, seconds."""
+LEAST = 2.5
+"""Pods that are made for each kill, at least: a slow machine is killed slower, not with less."""
 STEP = 0.1
 KUBELET = 0.4
 """Between two looks of the stand-in kubelet, seconds."""
@@ -77,9 +79,10 @@ class Storm:
         """Kill in a random order, each victim as often as the others, under load."""
         order = [name for name, _ in zip(_cycle(self.victims), range(self.kills), strict=False)]
         self._rng.shuffle(order)
-        for name in order:
-            pause = time.monotonic() + self._rng.uniform(*PAUSE)
+        for number, name in enumerate(order, 1):
+            pause, pods = time.monotonic() + self._rng.uniform(*PAUSE), LEAST * number
             self.until(lambda due=pause: time.monotonic() >= due, "a pause is over")
+            self.until(lambda least=pods: len(self.names) >= least, f"{pods:.0f} pods were made")
             self.until(lambda victim=name: self.victims[victim].alive, f"{name} is back")
             self.victims[name].kill()
             self._say(f"killed {name}")

@@ -16,11 +16,11 @@ from agent.journal import Decision, PodEvent, read
 from agent.learning.learner import STATE_BLOB, Saved
 from agent.learning.store import ENDED, FATES, Store
 from examples.lab.control_plane import ControlPlane, node_manifest
-from tests.kubernetes.member import Agent
+from tests.kubernetes.member import WAIT, Agent
 from tests.kubernetes.storm import Storm
 from tests.kubernetes.usage import NodeExporter
 
-pytestmark = pytest.mark.timeout(600)  # only bounds a hanging run
+pytestmark = pytest.mark.timeout(1200)  # only bounds a hanging run
 
 KILLS = 50
 SEED = 4
@@ -117,7 +117,7 @@ def _settle(storm: Storm) -> Aftermath:
     told = {(record.uid, record.kind) for record in records if isinstance(record, PodEvent)}
 
     def dealt_with() -> bool:
-        with closing(sqlite3.connect(agent.state / "experience.sqlite")) as db:
+        with closing(sqlite3.connect(agent.state / "experience.sqlite", timeout=WAIT)) as db:
             (known,) = db.execute("SELECT COUNT(*) FROM decisions").fetchone()
             (unread,) = db.execute("SELECT COUNT(*) FROM decisions WHERE fate IS NULL").fetchone()
             heard = set(db.execute("SELECT uid, kind FROM pod_events"))
