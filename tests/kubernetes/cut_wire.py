@@ -1,6 +1,7 @@
 """A TCP connection that a test can cut or slow down; called by the tests of safety."""
 
 import asyncio
+import contextlib
 import json
 import threading
 from pathlib import Path
@@ -18,6 +19,8 @@ class Wire:
         self.port = free_ports(1)[0]
         self.delay = 0.0
         """Seconds by which everything is late."""
+        self.unanswered: set[asyncio.StreamReader] = set()
+        """Callers that have asked something, are there still and have heard nothing."""
         self._target = target
         self._open = threading.Event()
         self._open.set()
@@ -65,13 +68,22 @@ class Wire:
             back.close()
             return
         for reader, writer in ((near, there), (far, back)):
-            task = asyncio.create_task(self._pump(reader, writer))
+            task = asyncio.create_task(self._pump(reader, writer, near))
             self._tasks.add(task)
             task.add_done_callback(self._tasks.discard)
 
-    async def _pump(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def _pump(
+        self,
+        reader: asyncio.StreamReader,
+        writer: asyncio.StreamWriter,
+        caller: asyncio.StreamReader,
+    ) -> None:
         try:
             while data := await reader.read(1 << 16):
+                if reader is caller:
+                    self.unanswered.add(caller)
+                else:
+                    self.unanswered.discard(caller)
                 await asyncio.sleep(self.delay)
                 while not self._open.is_set():
                     await asyncio.sleep(0.01)
@@ -81,6 +93,9 @@ class Wire:
             pass  # the other end has gone, and so does this one
         finally:
             writer.close()
+            with contextlib.suppress(OSError):
+                await writer.wait_closed()
+            self.unanswered.discard(caller)
 
 
 def through(kubeconfig: Path, wire: Wire, target: Path) -> Path:

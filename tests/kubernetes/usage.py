@@ -1,6 +1,7 @@
 """Measured node use for tests: what node_exporter would tell, and a real Prometheus that reads it.
 
-Called by the tests of safety and of crashes.
+Called by the tests of safety and of crashes. Counters say when they were read: a scrape that was
+held up on a busy machine would pass for another rate.
 """
 
 import contextlib
@@ -23,7 +24,8 @@ class NodeExporter:
     def __init__(self, use: dict[str, float]) -> None:
         self.use = use
         self._idle = dict.fromkeys(use, 0.0)
-        self._at = time.monotonic()
+        self._at = self._began = time.monotonic()
+        self._epoch = time.time()
         self._lock = threading.Lock()
         exporter = self
 
@@ -49,9 +51,9 @@ class NodeExporter:
             now = time.monotonic()
             for node, share in self.use.items():
                 self._idle[node] += (now - self._at) * (1.0 - share)
-            self._at = now
+            self._at, stamp = now, round((self._epoch + now - self._began) * 1e3)
             return "# TYPE node_cpu_seconds_total counter\n" + "".join(
-                f'node_cpu_seconds_total{{cpu="0",mode="idle",node="{node}"}} {seconds}\n'
+                f'node_cpu_seconds_total{{cpu="0",mode="idle",node="{node}"}} {seconds} {stamp}\n'
                 for node, seconds in self._idle.items()
             )
 
