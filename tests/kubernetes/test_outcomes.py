@@ -75,7 +75,7 @@ async def watching(access: Access) -> AsyncIterator[Watcher]:
 
 async def until(ok: Callable[[], bool], what: str) -> None:
     try:
-        async with asyncio.timeout(60.0):
+        async with asyncio.timeout(240.0):  # it only bounds a failing test
             while not ok():
                 await asyncio.sleep(0.05)
     except TimeoutError:
@@ -89,6 +89,7 @@ class Kubelet:
         self.core: Any = kubernetes.client.CoreV1Api(lab.api())
         self.batch: Any = kubernetes.client.BatchV1Api(lab.api())
         self.namespace, self.lab = namespace, lab
+        self._began: dict[str, str] = {}  # by name: a pod starts once
 
     def spec(self, name: str, **changes: Any) -> Json:
         pod = pod_manifest(name, namespace=self.namespace, labels=EMULATED, **changes)
@@ -119,8 +120,8 @@ class Kubelet:
         return [(pod.metadata.name, pod.metadata.uid) for pod in found]
 
     def status(self, name: str, phase: str, **more: Any) -> None:
-        now = datetime.now(UTC).isoformat()
-        body = {"status": {"phase": phase, "startTime": now, **more}}
+        began = self._began.setdefault(name, datetime.now(UTC).isoformat())
+        body = {"status": {"phase": phase, "startTime": began, **more}}
         self.core.patch_namespaced_pod_status(name, self.namespace, body)
 
     def ended(self, name: str, phase: str, reason: str, code: int) -> None:
@@ -194,7 +195,7 @@ async def test_every_outcome_is_told_once_from_the_watch(
                 assert len(set(told[name])) == len(told[name])
             [bound_event] = [e for e in agent.of(uids["oom"]) if e.kind == "bound"]
             assert bound_event.node == NODE
-            assert 0.0 < bound_event.pending_seconds < 60.0
+            assert 0.0 < bound_event.pending_seconds < 240.0
             reasons = {name: agent.of(uid)[-1].reason for name, uid in uids.items()}
             assert reasons["disrupted"] == "EvictionByEvictionAPI"
             assert (reasons["oom"], reasons["misplaced"]) == ("OOMKilled", "OutOfcpu")
@@ -206,7 +207,9 @@ async def test_every_outcome_is_told_once_from_the_watch(
             left = [uids[name] for name in ("finished", "oom", "evicted", "misplaced")]
             for uid in left:
                 assert again.kinds(uid)[-1] == agent.kinds(uid)[-1]
-                assert again.of(uid)[1].time == pytest.approx(agent.of(uid)[1].time, abs=5.0)
+                # By the API server's word, which is of whole seconds.
+                bound, started = (one.time for one in agent.of(uid)[1:3])
+                assert bound - 1.0 <= again.of(uid)[1].time <= started
         journal.close()
         store = Store(tmp_path / "experience.sqlite")
         store.ingest(tmp_path / "journal", sample)
@@ -281,6 +284,10 @@ async def test_kube_schedulers_preemption_and_a_taint_are_told_from_a_deletion(
                 await until(lambda: "disrupted" in agent.kinds(tainted), "the taint drove it away")
                 end = agent.of(tainted)[-1]
                 assert end.reason == "DeletionByTaintManager"
-                assert agent.state.nodes[NODE].taints[-1].key == "away"
+                # Nodes and pods are watched apart, and the one may be behind the other.
+                await until(
+                    lambda: "away" in {taint.key for taint in agent.state.nodes[NODE].taints},
+                    "the taint is seen",
+                )
     finally:
         await call(api.delete_priority_class, "outcomes-urgent")
