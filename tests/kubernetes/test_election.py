@@ -11,9 +11,8 @@ from agent.cluster import leader_file
 from examples.lab.control_plane import ControlPlane, until
 from tests.kubernetes.agents import Agent, ending, gated_pods, gates, grant
 
-pytestmark = pytest.mark.timeout(400)  # processes start slowly on a busy machine
-
-SECONDS = 3.0
+SECONDS = 15.0
+"""A lease's length, the default one: a machine that halts for seconds changes no leader."""
 RIGHTS = (
     {"apiGroups": [""], "resources": ["nodes", "pods"], "verbs": ["list", "watch"]},
     {"apiGroups": [""], "resources": ["pods"], "verbs": ["patch"]},
@@ -60,14 +59,15 @@ def test_a_replica_takes_over_from_a_leader_that_was_killed_and_no_gate_is_lifte
         until(lambda: leads(a) or leads(b), "one of them leads")
         first, second = (a, b) if leads(a) else (b, a)
         assert not leads(second)
-        assert (first.metric("leader"), second.metric("leader")) == (1.0, 0.0)
+        until(lambda: first.metric("leader") == 1.0, "it says so")
+        assert second.metric("leader") == 0.0
         released = 'queue_released_total{cause="decision"}'
         assert (first.metric(released), second.metric(released)) == (6.0, 0.0)
         assert first.metric("queue_lift_failures_total") == 0.0
         first.kill()
         gated_pods(lab, namespace, ["after"])
         until(lambda: gates(lab, namespace)["after"] == [], "the other has taken over")
-        assert leads(second)
+        until(lambda: leads(second), "it says so")
         assert second.metric(released) == 1.0
         first.start()  # back, and second in line
         gated_pods(lab, namespace, ["later"])
@@ -80,8 +80,9 @@ def test_a_replica_takes_over_from_a_leader_that_was_killed_and_no_gate_is_lifte
         lease = kubernetes.client.CoordinationV1Api(lab.api()).read_namespaced_lease(
             "fedsched-agent", namespace
         )
+        own_name = (second.state / "replica-id").read_text()
+        assert own_name not in (lease.spec.holder_identity or ""), second.log()
         until(lambda: leads(first), "the first leads again")
-        assert lease.spec.holder_identity in ("", None) or leads(first)
         assert first.stop() == 0
     said = events(lab, namespace)
     assert ("agent-a", "Leading") in said
@@ -107,7 +108,6 @@ def test_the_agent_beside_the_kube_scheduler_that_holds_its_lease_leads(
             "leaderElection": {
                 "leaderElect": True, "resourceName": "fedsched-scheduler",
                 "resourceNamespace": namespace, "resourceLock": "leases",
-                "leaseDuration": "4s", "renewDeadline": "3s", "retryPeriod": "1s",
             },
             "profiles": [{"schedulerName": name}],
         },
