@@ -13,7 +13,7 @@ import pytest
 import yaml
 
 from agent.cluster.records import GATE
-from examples.lab.control_plane import ControlPlane, pod_manifest, until
+from examples.lab.control_plane import ANSWER_SECONDS, ControlPlane, answer, pod_manifest, until
 from examples.processes import free_ports
 from tests.kubernetes.kubelet import Kubelet
 from tests.kubernetes.releases import CHARTS, EMULATED, HelmError, helm, kubelet, run_while
@@ -57,11 +57,6 @@ def told(node: Kubelet, release: str) -> list[list[str]]:
     lines = notes.replace("\\\n", " ").splitlines()
     commands = [line.partition(" -- ")[2] for line in lines if " -c serve -- " in line]
     return [shlex.split(command.partition(">")[0]) for command in commands]
-
-
-def get(url: str) -> str:
-    with urllib.request.urlopen(url, timeout=5.0) as answer:
-        return str(answer.read().decode())
 
 
 def counted(text: str, series: str) -> float:
@@ -138,16 +133,24 @@ def test_an_installed_member_joins_the_hub_and_places_pods(
             lambda: apps.read_namespaced_deployment("work", namespace).status.ready_replicas == 6,
             "six pods run",
         )
-        answers = 'fedsched_extender_answers_total{verb="prioritize"}'
-        assert counted(get(f"{health}/metrics"), answers) >= 6
-        placed = [e for e in events(lab, namespace, "Scheduled") if e.startswith("work-")]
-        assert len(placed) == 6
-        assert set(placed) == {f"{name.split()[0]} fedsched" for name in placed}
+        # Nothing waits for Events, nor for an answer that comes too late.
+        asked = 'fedsched_extender_answers_total{verb="prioritize"}'
+        node.until(
+            lambda: counted(answer(f"{health}/metrics"), asked) >= 6,
+            "the agent was asked six times",
+        )
+
+        def placed() -> list[str]:
+            return [e for e in events(lab, namespace, "Scheduled") if e.startswith("work-")]
+
+        node.until(lambda: len(placed()) >= 6, "kube-scheduler has told of each pod")
+        assert len(placed()) == 6
+        assert {line.split()[1] for line in placed()} == {"fedsched"}
         # What an operator should know stands beside the agent's pod.
         node.until(lambda: events(lab, namespace, "Leading"), "the agent says that it leads")
         # Decisions are asked for on loopback alone.
         with pytest.raises(urllib.error.HTTPError, match="404"):
-            urllib.request.urlopen(f"{health}/prioritize", b"{}", timeout=5.0)
+            urllib.request.urlopen(f"{health}/prioritize", b"{}", timeout=ANSWER_SECONDS)
 
         lab.kubectl("delete", "deployment", "work", "-n", namespace)
 
@@ -160,11 +163,11 @@ def test_an_installed_member_joins_the_hub_and_places_pods(
         )
 
         def taken_part() -> bool:
-            found = json.loads(get(f"http://127.0.0.1:{dashboard}/api/v1/members"))["members"]
+            found = json.loads(answer(f"http://127.0.0.1:{dashboard}/api/v1/members"))["members"]
             return [m["name"] for m in found if m["accepted_updates"]] == ["north"]
 
         node.until(taken_part, "an update of north was accepted")
-        rounds = json.loads(get(f"http://127.0.0.1:{dashboard}/api/v1/rounds"))["rounds"]
+        rounds = json.loads(answer(f"http://127.0.0.1:{dashboard}/api/v1/rounds"))["rounds"]
         assert "finished" in {found["state"] for found in rounds}
         assert b"north" in node.exec("hub-0", "serve", *members)
 
@@ -200,12 +203,13 @@ def test_uninstallation_leaves_no_gate_and_nothing_in_the_cluster(
     health = f"http://127.0.0.1:{values['ports']['health']}"
 
     def create_gated(name: str) -> None:
-        """Pods that no node has room for, and that the agent therefore keeps waiting."""
+        """Pods that another controller holds back, and whose turn the agent therefore awaits."""
         for n in range(20):
-            pod = pod_manifest(f"{name}-{n}", namespace=namespace, gpus=1000, gated=True)
+            pod = pod_manifest(f"{name}-{n}", namespace=namespace, gated=True)
+            pod["spec"]["schedulingGates"].append({"name": "a.example/x"})
             core.create_namespaced_pod(namespace, pod)
         node.until(
-            lambda: counted(get(f"{health}/metrics"), "fedsched_gated_pods") == 20,
+            lambda: counted(answer(f"{health}/metrics"), "fedsched_gated_pods") == 20,
             "the agent has seen all gated pods",
         )
         assert gated() == 20
@@ -253,7 +257,7 @@ def test_an_uninstallation_that_cannot_lift_gates_leaves_the_agent_in_place(
     helm("install", *release, str(CHARTS["agent"]), "--values", str(values), cluster=lab)
     installed = whole_cluster(lab)
     with pytest.raises(HelmError, match="lift-gates failed"):
-        helm("uninstall", *release, "--timeout", "60s", cluster=lab)
+        helm("uninstall", *release, "--timeout", "220s", cluster=lab)
     assert whole_cluster(lab) == installed
     jobs, agents = "job/fedsched-agent-lift-gates", "statefulset/fedsched-agent"
     left = lab.kubectl("get", jobs, agents, "-n", namespace, "-o", "name").split()
