@@ -34,6 +34,8 @@ _OPTIONS = [
     ("grpc.keepalive_timeout_ms", 10_000),
     ("grpc.keepalive_permit_without_calls", 1),
     ("grpc.http2.min_recv_ping_interval_without_data_ms", 10_000),
+    # Pings of a member whose machine halted come together; that is no reason to hang up.
+    ("grpc.http2.max_ping_strikes", 0),
     # Two hubs must not share a port by accident: members would be split between them.
     ("grpc.so_reuseport", 0),
 ]

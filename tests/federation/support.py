@@ -25,7 +25,7 @@ from coordinator.settings import CoordinatorSettings
 from coordinator.setup import initialise, open_registry
 
 TERMS = Terms(features_version=7, architecture="test-net")
-WAIT = 90.0
+WAIT = 180.0
 """Longest wait for something that must happen, seconds. It only bounds a failing test: a member
 whose hub is away may rest for half a minute before it tries again."""
 
