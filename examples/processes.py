@@ -23,6 +23,8 @@ from types import FrameType
 _PR_SET_PDEATHSIG = 1
 FULL = 1 << 20
 """Free bytes below which a process that ended is taken to have died of the disk."""
+START_SECONDS = 300.0
+"""How long a process may take to come up: a dozen start at once, on two cores or fewer."""
 SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 PORTS = range(15_000, 32_000)
 """Where servers get their ports: below those that the kernel hands to outgoing connections, so
@@ -214,7 +216,9 @@ class Supervisor:
             with self._undisturbed():
                 process.start()
 
-    def wait_for(self, process: Process, ready: Path, seconds: float = 90.0) -> dict[str, object]:
+    def wait_for(
+        self, process: Process, ready: Path, seconds: float = START_SECONDS
+    ) -> dict[str, object]:
         """Wait until a process wrote its ready file, and return what is in it.
 
         Raises ExampleError, with the end of its log, where it died or took longer.

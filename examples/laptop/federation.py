@@ -5,6 +5,7 @@ same journal and knows no hub: the agent alone, to compare with. ``__main__`` dr
 """
 
 import json
+import subprocess
 import time
 import urllib.error
 import urllib.request
@@ -22,9 +23,19 @@ from agent.simulator.runs import Result, simulate
 from agent.simulator.simulation import new_simulation
 from agent.simulator.workloads import Workload
 from examples.laptop.members import MEMBERS, Member, clock_scale, horizon
-from examples.processes import ExampleError, Process, Supervisor, check_free, fedsched, free_ports
+from examples.processes import (
+    START_SECONDS,
+    ExampleError,
+    Process,
+    Supervisor,
+    check_free,
+    fedsched,
+    free_ports,
+)
 
 LEAST_ROUNDS = 10
+LAST_WORD_SECONDS = 60.0
+"""How long the end waits for the last word of a hub that is away or busy."""
 CURVE = "reward"
 
 
@@ -132,14 +143,20 @@ class Federation:
             self.supervisor.wait_for(process, ready)
         say("All processes are up; the clusters' clocks start.")
         for url in self.clusters.values():
-            fetch(f"{url}/fedsched/start", post=True)
+            while fetch(f"{url}/fedsched/start", post=True) is None:
+                self.watch()  # it is busy, or has ended and the demo with it
+                time.sleep(0.1)
 
     def _once(self, name: str, arguments: list[str]) -> None:
         process = self.supervisor.start(
             name, fedsched(*arguments), self._log("setup"), restart=False
         )
         assert process.popen is not None
-        if process.popen.wait(60.0):
+        try:
+            failed = process.popen.wait(START_SECONDS) != 0
+        except subprocess.TimeoutExpired:
+            failed = True
+        if failed:
             raise ExampleError(f"{name} failed:\n{process.last_words()}")
         self.supervisor.processes.remove(process)
 
@@ -260,11 +277,14 @@ class Federation:
 
         Returns the live figures by member, the rounds oldest first, and the learning curves.
         """
+        end = time.monotonic() + LAST_WORD_SECONDS
+        while True:
+            self.watch()  # what died in the last moment comes back to tell
+            curves = {member.name: self._curve(member.name) for member in self.members}
+            if None not in curves.values() or time.monotonic() > end:
+                break
+            time.sleep(0.5)
         last = self.poll()
-        curves = {}
-        for member in self.members:
-            url = f"{self.dashboard}/api/v1/members/{member.name}/metrics?name={CURVE}&limit=2000"
-            curves[member.name] = (fetch(url) or {}).get("points", [])
         rounds = sorted(self._rounds(), key=lambda r: int(r["number"]))
         live = {
             m.name: last[m.name]
@@ -275,7 +295,13 @@ class Federation:
             for m in self.members
         }
         self.close()
-        return live, rounds, curves
+        return live, rounds, {name: points or [] for name, points in curves.items()}
+
+    def _curve(self, name: str) -> list[list[float]] | None:
+        """A member's learning curve; None where the hub does not answer."""
+        url = f"{self.dashboard}/api/v1/members/{name}/metrics?name={CURVE}&limit=2000"
+        answer = fetch(url)
+        return None if answer is None else answer.get("points", [])
 
     def close(self) -> None:
         """End all processes."""
