@@ -97,7 +97,8 @@ class Demo:
 
     def progress(self, name: str) -> dict[str, Any]:
         """How far a member's cluster is."""
-        found: dict[str, Any] = httpx.get(f"{self.cluster(name)}/fedsched/progress").json()
+        url = f"{self.cluster(name)}/fedsched/progress"
+        found: dict[str, Any] = httpx.get(url, timeout=WAIT).json()
         return found
 
     def placed(self) -> int:
@@ -131,10 +132,11 @@ class Demo:
         """The hub's members by name; none where it does not answer."""
         return {member["name"]: member for member in self._hub("members").get("members", [])}
 
-    def all_connected(self) -> bool:
-        """Whether the hub has a session with every member."""
-        members = self.members().values()
-        return bool(members) and all(member["state"] == "connected" for member in members)
+    def all_connected(self) -> dict[str, dict[str, Any]]:
+        """The hub's members, once it has a session with every one of them; none before that."""
+        members = self.members()
+        gone = [name for name, member in members.items() if member["state"] != "connected"]
+        return {} if gone else members
 
     def curve(self, name: str) -> list[list[float]]:
         """A member's rewards over time, as the hub knows them."""
@@ -146,7 +148,8 @@ class Demo:
             return {}
         port = json.loads(ready.read_text())["dashboard_port"]
         try:
-            found: dict[str, Any] = httpx.get(f"http://127.0.0.1:{port}/api/v1/{path}").json()
+            url = f"http://127.0.0.1:{port}/api/v1/{path}"
+            found: dict[str, Any] = httpx.get(url, timeout=WAIT).json()
         except httpx.HTTPError:
             return {}
         return found
@@ -179,7 +182,8 @@ class Demo:
     def lift_gates(self, name: str) -> int:
         """Take the gates off a member's pods, as an operator whose agent is gone would."""
         lifted = 0
-        for pod in httpx.get(f"{self.cluster(name)}/api/v1/pods").json()["items"]:
+        pods = httpx.get(f"{self.cluster(name)}/api/v1/pods", timeout=WAIT).json()["items"]
+        for pod in pods:
             gates = [gate["name"] for gate in pod["spec"].get("schedulingGates") or []]
             if GATE in gates:
                 meta = pod["metadata"]
@@ -189,6 +193,7 @@ class Demo:
                     f"{meta['name']}",
                     content=json.dumps([{"op": "remove", "path": place}]),
                     headers={"Content-Type": "application/json-patch+json"},
+                    timeout=WAIT,
                 )
                 lifted += answer.status_code == 200
         return lifted

@@ -3,6 +3,7 @@
 import json
 import signal
 import sqlite3
+import sys
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import closing
@@ -20,11 +21,12 @@ from coordinator.registry import Registry
 from examples.laptop.evaluation import ARMS
 from examples.laptop.federation import CURVE
 from examples.processes import Supervisor, fedsched
-from tests.laptop.support import NAMES, Demo, alive, failures
+from tests.laptop.support import NAMES, WAIT, Demo, alive, failures
 
-pytestmark = pytest.mark.timeout(900)  # only bounds a hanging run; one takes about a minute
+pytestmark = pytest.mark.timeout(1500)  # only bounds a hanging run; one takes about a minute
 
-ROUNDS = 3
+ROUNDS = 5
+"""Enough that the demo does not end before the last kill: both are paced by rounds."""
 HUB = "coordinator serve"
 SERVES = tuple(f"agent serve .*/{name}.yaml" for name in NAMES)
 LEARNER = "agent learn .*/north.yaml"
@@ -38,11 +40,11 @@ def demo(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Demo]:
     """
     out = tmp_path_factory.mktemp("laptop") / "out"
     arguments = (
-        *("--seconds", "30", "--jobs", "150", "--json", str(out / "figures.json")),
+        *("--seconds", "40", "--jobs", "150", "--json", str(out / "figures.json")),
         *("--rounds", str(ROUNDS), "--windows", "2"),
     )
     with Demo(out, *arguments) as demo:
-        demo.until(lambda: "Dashboard:" in demo.said(), "everything is up", 400.0)
+        demo.until(lambda: "Dashboard:" in demo.said(), "everything is up", 600.0)
         _kill_serving(demo)
         demo.until(lambda: demo.learned(), "somebody learns")
         _kill_hub(demo)
@@ -110,10 +112,19 @@ def drained(demo: Demo) -> Demo:
         for name, arguments in commands.items():
             supervisor.start(name, fedsched(*arguments), run / "again.log")
 
+        at: dict[str, int] = {}
+        """Learning rounds of each learner when it had read all that was decided."""
+
         def settled() -> bool:
-            members = demo.members()
-            return demo.all_connected() and all(
-                members[name]["scheduled_pods"] == (demo.status(name) or {})["scheduled_pods"]
+            status = {name: demo.status(name) or {} for name in NAMES}
+            for name in NAMES:
+                if name not in at and all_read(run / name):
+                    at[name] = status[name]["learning_rounds"]
+            members = demo.all_connected()
+            return bool(members) and all(
+                # What has been read is learned from, and counted, in the round after that.
+                status[name]["learning_rounds"] > at.get(name, sys.maxsize)
+                and members[name]["scheduled_pods"] == status[name]["scheduled_pods"]
                 for name in NAMES
             )
 
@@ -121,6 +132,14 @@ def drained(demo: Demo) -> Demo:
     finally:
         supervisor.stop()
     return demo
+
+
+def all_read(state: Path) -> bool:
+    """Whether the learner has taken in every decision of its journal."""
+    decided = sum(1 for record, _, _ in read(state / "journal") if isinstance(record, Decision))
+    with closing(sqlite3.connect(state / "experience.sqlite", timeout=60.0)) as db:
+        ((taken,),) = db.execute("SELECT COUNT(*) FROM decisions").fetchall()
+    return bool(taken == decided)
 
 
 def figures(demo: Demo) -> dict[str, Any]:
@@ -232,7 +251,7 @@ def test_demo_that_is_stopped_leaves_no_process(tmp_path: Path) -> None:
         demo.until(lambda: demo.ended() or len(alive(demo)) < 3, "it ends its processes")
         if not demo.ended():
             demo.popen.send_signal(signal.SIGTERM)  # somebody is impatient
-        assert demo.popen.wait(60) == 130
+        assert demo.popen.wait(WAIT) == 130
         assert not alive(demo)
         assert "Stopped by SIGINT." in demo.said()
         assert "Traceback" not in demo.said()
