@@ -25,8 +25,7 @@ from tests.laptop.support import NAMES, WAIT, Demo, alive, failures
 
 pytestmark = pytest.mark.timeout(1500)  # only bounds a hanging run; one takes about a minute
 
-ROUNDS = 5
-"""Enough that the demo does not end before the last kill: both are paced by rounds."""
+ROUNDS = 3
 HUB = "coordinator serve"
 SERVES = tuple(f"agent serve .*/{name}.yaml" for name in NAMES)
 LEARNER = "agent learn .*/north.yaml"
