@@ -15,7 +15,7 @@ from typing import Any
 
 from aiohttp import web
 
-WAIT = 60.0
+WAIT = 240.0
 """Longest wait for something that must happen, seconds; it only bounds a failing test."""
 
 LAST_CHUNK = 0.1

@@ -74,12 +74,15 @@ def test_a_gpu_may_come_from_a_resource_slice_with_nothing_allocatable(
         "image": "none",
         "resources": {"requests": {"nvidia.com/gpu": "1"}, "limits": {"nvidia.com/gpu": "1"}},
     }
-    manifest = {
-        "metadata": {"name": "dra"},
-        "spec": {"schedulerName": NAME, "containers": [container]},
-    }
-    bench.core.create_namespaced_pod("default", manifest)
-    node = bench.node_of("dra")
+
+    def create(name: str, **where: Any) -> str:
+        spec = {"schedulerName": NAME, "containers": [container], **where}
+        bench.core.create_namespaced_pod("default", {"metadata": {"name": name}, "spec": spec})
+        return bench.node_of(name)
+
+    for node in DEVICES:  # kube-scheduler sees slices and pods apart: now it knows of both slices
+        create(f"dra-{node}", nodeSelector={"kubernetes.io/hostname": node})
+    node = create("dra")
     assert node in DEVICES
     assert "nvidia.com/gpu" not in bench.core.read_node(node).status.allocatable
     (call,) = server.calls("dra", "prioritize")
