@@ -80,7 +80,15 @@ def account(lab: ControlPlane, namespace: str, tmp_path: Path) -> Iterator[str]:
     values.write_text(yaml.safe_dump({"scheduler": {"enabled": False}}))
     release = ("rights", "--namespace", namespace)
     helm("install", *release, str(CHARTS["agent"]), "--values", str(values), cluster=lab)
-    yield f"system:serviceaccount:{namespace}:rights-agent"
+    user = f"system:serviceaccount:{namespace}:rights-agent"
+
+    def known() -> bool:
+        """The authorizer hears of roles and bindings by watches, not at once."""
+        granted = EVERYWHERE | AT_HOME | LEASE
+        return allowed(lab, user, namespace, "rights-agent", granted) == granted
+
+    until(known, "what the chart grants is in force")
+    yield user
     helm("uninstall", *release, "--no-hooks", cluster=lab)
 
 
