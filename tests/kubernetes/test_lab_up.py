@@ -13,7 +13,7 @@ import psutil
 import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
-WAIT = 120.0
+WAIT = 240.0
 """Longest wait, seconds; it only bounds a failing test."""
 
 
@@ -84,4 +84,8 @@ def test_lab_works_as_it_says_and_ends_at_ctrl_c(lab: Lab) -> None:
     lab.popen.send_signal(signal.SIGINT)
     assert lab.popen.wait(WAIT) == 0
     assert "Stopped by SIGINT" in lab.said()
-    assert not lab.children()
+    # The kernel ends the one that was just being started, when its parent has gone.
+    gone = time.monotonic() + WAIT
+    while lab.children():
+        assert time.monotonic() < gone, lab.children()
+        time.sleep(0.1)
