@@ -25,6 +25,8 @@ log = logging.getLogger(__name__)
 RENEW, RETRY = 2 / 3, 2 / 15
 """Shares of the lease's length (client-go's 10 s and 2 s of 15 s): a leader that could not renew
 for so long stops; how often is looked and renewed."""
+LAST_LOOKS = 3
+"""How often who ends tries to see whether another leads, where the API server is slow or away."""
 
 
 class LeaseStore(Protocol):
@@ -89,11 +91,17 @@ class Election:
         """
         if self.leading:
             return True
-        try:
-            await self._look()
-        except FAILURES as error:
-            log.warning("lease %s: %s; who leads is not known", self._settings.name, error)
-            return False
+        for left in reversed(range(LAST_LOOKS)):
+            try:
+                await self._look()
+                break
+            except FAILURES as error:
+                name, why = self._settings.name, str(error) or type(error).__name__
+                log.warning("lease %s: %s; who leads is not known", name, why)
+                if not left:
+                    log.error("gates may be left; `fedsched agent lift-gates` lifts them")
+                    return False
+                await self._sleep(1.0)
         length = float((self._observed or {}).get("leaseDurationSeconds") or 0.0)
         lapsed = self._monotonic() >= self._observed_at + length
         return not self.holder or self._ours or lapsed

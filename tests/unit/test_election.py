@@ -74,8 +74,11 @@ class Replica:
             ElectionSettings(**{"mode": "lease", "identity": name, "seconds": SECONDS, **settings}),
             server, self.folder, self.folder / "leader.json",
             monotonic=lambda: self.time, clock=lambda: self.wall, rng=random.Random(0),
-            changed=lambda leading, holder: self.told.append((leading, holder)),
+            changed=lambda leading, holder: self.told.append((leading, holder)), sleep=self._sleep,
         )  # fmt: skip
+
+    async def _sleep(self, seconds: float) -> None:
+        self.time += seconds
 
     async def at(self, time: float) -> bool:
         """Look at that moment; whether it leads then."""
@@ -215,7 +218,9 @@ async def test_a_lease_that_was_left_lying_is_followed_by_nobody(
     assert await beside.at(6.0)
 
 
-async def test_the_last_one_out_is_who_sees_no_other_lead(server: Server, tmp_path: Path) -> None:
+async def test_the_last_one_out_is_who_sees_no_other_lead(
+    server: Server, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     beside = Replica(server, tmp_path, "x", mode="follow", identity="node-1")
     await beside.at(0.0)
     assert await beside.election.last_out()  # no lease: nobody leads
@@ -238,6 +243,21 @@ async def test_the_last_one_out_is_who_sees_no_other_lead(server: Server, tmp_pa
     assert not await b.election.last_out()
     server.away = True
     assert not await b.election.last_out()
+    assert "lift-gates" in caplog.text
+
+    class Back(Server):
+        """Answers at the second look."""
+
+        async def read(self) -> dict[str, Any] | None:
+            away, self.away = self.away, False
+            if away:
+                raise ConnectionError("away")
+            return await super().read()
+
+    back = Back()
+    back.renew("")
+    back.away = True
+    assert await Replica(back, tmp_path, "c", mode="follow").election.last_out()
 
 
 def test_the_learner_needs_a_leadership_that_holds(tmp_path: Path) -> None:
