@@ -21,10 +21,10 @@ import numpy as np
 from agent.backoff import Backoff
 from agent.uploads import UploadPolicy, UploadState, read_state, write_state
 from common import link_pb2 as pb
-from common.codec import MalformedError, decode_arrays, decode_speeds, encode_delta, encode_speeds
+from common.codec import MalformedError, decode_arrays, decode_peers, encode_delta, encode_speeds
 from common.identity import Bundle
 from common.metrics import allowed
-from common.speeds import SpeedRowError, SpeedTable
+from common.speeds import Peers, SpeedRowError, SpeedTable
 from common.speeds import check as check_speeds
 from common.weights import Arrays, check_same_form, copy, delta, norm, quantise
 
@@ -88,8 +88,8 @@ class Learner(Protocol):
     def adopt(self, policy: SharedPolicy) -> bool:
         """Take a policy up; False when it is kept out."""
 
-    def adopt_speeds(self, peers: SpeedTable, members: int) -> None:
-        """Replace what is known of the peers' speeds: the sum over ``members`` others."""
+    def adopt_speeds(self, peers: Peers) -> None:
+        """Replace what is known of the peers' speeds."""
 
 
 @dataclass(frozen=True)
@@ -268,14 +268,14 @@ class Member:
     def _on_train(self, train: pb.Train) -> list[pb.MemberMessage]:
         try:
             base = decode_arrays(train.arrays)
-            peers = decode_speeds(train.speeds.rows)
+            peers = decode_peers(train.speeds)
             check_same_form(base, self._learner.local().arrays)
         except (MalformedError, ValueError) as error:
             log.error("the hub's policy does not fit: %s", error)
             return [_failure(train.id, pb.Failure.INCOMPATIBLE)]
         again = self._state.round == train.round
         self._task = _Task(train.id, train.round, train.version, base, again)
-        self._learner.adopt_speeds(peers, train.speeds.members)
+        self._learner.adopt_speeds(peers)
         self._learner.adopt(SharedPolicy("global", copy(base), train.round, train.proximal_mu))
         log.info("round %d: training from policy %s", train.round, train.version[:12])
         return []
@@ -284,7 +284,7 @@ class Member:
         arrays = decode_arrays(message.arrays)
         matches = self._state.round == message.round
         at_upload = self._state.upload if matches else None
-        self._learner.adopt_speeds(decode_speeds(message.speeds.rows), message.speeds.members)
+        self._learner.adopt_speeds(decode_peers(message.speeds))
         adopted = self._learner.adopt(
             SharedPolicy(
                 "personalised", arrays, message.round, message.proximal_mu, at_upload=at_upload

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 
 from common import link_pb2 as pb
-from common.speeds import SpeedRow, SpeedTable
+from common.speeds import Peers, SpeedRow, SpeedTable
 from common.weights import QUANTUM, Arrays, QuantisedDelta, QuantisedTensor
 
 Shapes = dict[str, tuple[int, ...]]
@@ -159,6 +159,20 @@ def encode_speeds(table: SpeedTable) -> list[pb.SpeedRow]:
         pb.SpeedRow(key=key, n=r.n, sum_x=r.sum_x, sum_x2=r.sum_x2)
         for key, r in sorted(table.items())
     ]
+
+
+def encode_peers(peers: Peers) -> pb.PeerSpeeds:
+    """What a member is told of the others."""
+    return pb.PeerSpeeds(
+        members=peers.members,
+        rows=encode_speeds(peers.rows),
+        unconfirmed=encode_speeds(peers.unconfirmed),
+    )
+
+
+def decode_peers(message: pb.PeerSpeeds) -> Peers:
+    """Inverse of :func:`encode_peers`. Raises MalformedError as :func:`decode_speeds` does."""
+    return Peers(message.members, decode_speeds(message.rows), decode_speeds(message.unconfirmed))
 
 
 def decode_speeds(rows: Iterable[pb.SpeedRow]) -> SpeedTable:

@@ -184,9 +184,11 @@ class FullTensor(_message.Message):
     def __init__(self, name: _Optional[str] = ..., shape: _Optional[_Iterable[int]] = ..., values: _Optional[bytes] = ...) -> None: ...
 
 class PeerSpeeds(_message.Message):
-    __slots__ = ("members", "rows")
+    __slots__ = ("members", "rows", "unconfirmed")
     MEMBERS_FIELD_NUMBER: _ClassVar[int]
     ROWS_FIELD_NUMBER: _ClassVar[int]
+    UNCONFIRMED_FIELD_NUMBER: _ClassVar[int]
     members: int
     rows: _containers.RepeatedCompositeFieldContainer[SpeedRow]
-    def __init__(self, members: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[SpeedRow, _Mapping]]] = ...) -> None: ...
+    unconfirmed: _containers.RepeatedCompositeFieldContainer[SpeedRow]
+    def __init__(self, members: _Optional[int] = ..., rows: _Optional[_Iterable[_Union[SpeedRow, _Mapping]]] = ..., unconfirmed: _Optional[_Iterable[_Union[SpeedRow, _Mapping]]] = ...) -> None: ...

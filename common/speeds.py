@@ -31,6 +31,20 @@ SpeedTable = dict[int, SpeedRow]
 """Rows by :func:`speed_key`."""
 
 
+class Peers(NamedTuple):
+    """What a member is told of the others' speeds."""
+
+    members: int
+    """How many they are."""
+    rows: SpeedTable
+    """The sum of their tables, as far as they confirm each other."""
+    unconfirmed: SpeedTable
+    """What one of many tells alone: it may be a lie."""
+
+
+NOBODY = Peers(0, {}, {})
+
+
 class SpeedRowError(ValueError):
     """A row breaks a bound that every honest table keeps; the message names it."""
 

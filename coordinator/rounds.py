@@ -21,7 +21,7 @@ from flwr.serverapp import Grid
 from flwr.serverapp import strategy as flower
 
 from common import link_pb2 as pb
-from common.codec import decode_speeds, encode_speeds
+from common.codec import decode_speeds, encode_peers
 from common.speeds import SpeedTable
 from common.weights import Arrays, check_same_form, interpolate, load, norm, save, version_id
 from coordinator.link import Reply, open_reply, personal_message, trained
@@ -348,8 +348,7 @@ class RoundLoop:
         }
 
     def _peers(self, member: str, tables: dict[str, SpeedTable]) -> pb.PeerSpeeds:
-        members, table = peer_speeds(tables, member, self._settings.speed_clip)
-        return pb.PeerSpeeds(members=members, rows=encode_speeds(table))
+        return encode_peers(peer_speeds(tables, member, self._settings.speed_clip))
 
 
 def decode_table(content: bytes) -> SpeedTable:

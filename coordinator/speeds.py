@@ -2,11 +2,12 @@
 
 Every member is sent the sum over the *others*, so that its own observations are not counted twice.
 From three others on, none of them is believed alone. A key that only one knows stays out, one that
-two know stays out unless their means agree to within ``clip``. Where three and more know it, each
-is first moved towards the rest: its mean to within ``clip`` of the median of their means. A count
-is at most twice the median one, of two the lesser; a variance is at most ten times the median. One
-liar then shifts a shared mean by less than ``clip``, and invents none. With fewer than three others
-there is no majority to ask, and all are believed.
+two know stays out unless their means agree to within ``clip``. What stays out is sent apart, of two
+the slower: a member may believe that work is slower somewhere than it thought. Where three and more
+know a key, each is first moved towards the rest: its mean to within ``clip`` of the median of their
+means. A count is at most twice the median one, of two the lesser; a variance is at most ten times
+the median. One liar then shifts a shared mean by less than ``clip``, and invents none. With fewer
+than three others there is no majority to ask, and all are believed.
 """
 
 from collections.abc import Mapping
@@ -14,7 +15,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from common.speeds import SpeedRow, SpeedTable
+from common.speeds import Peers, SpeedRow, SpeedTable
 
 MAJORITY = 3
 """Least number of peers among whom one is not believed alone."""
@@ -37,10 +38,8 @@ def _median(values: Floats, known: npt.NDArray[np.bool_], *, lower: bool = False
     return np.where(count > 0, (np.where(count > 0, low, 0) + np.where(count > 0, high, 0)) / 2, 0)
 
 
-def peer_speeds(
-    tables: Mapping[str, SpeedTable], member: str, clip: float
-) -> tuple[int, SpeedTable]:
-    """How many other members have a table, and the clipped sum of their tables.
+def peer_speeds(tables: Mapping[str, SpeedTable], member: str, clip: float) -> Peers:
+    """How many other members have a table, the clipped sum of their tables, and what stays out.
 
     Args:
         tables: each member's whole, validated table.
@@ -50,7 +49,7 @@ def peer_speeds(
     peers = [name for name in sorted(tables) if name != member and tables[name]]
     keys = sorted({key for name in peers for key, row in tables[name].items() if row.n > 0})
     if not keys:
-        return len(peers), {}
+        return Peers(len(peers), {}, {})
     place = {key: column for column, key in enumerate(keys)}
     sums = np.zeros((3, len(peers), len(keys)))
     for line, name in enumerate(peers):
@@ -63,11 +62,15 @@ def peer_speeds(
     variance = np.divide(squares, n, out=np.zeros_like(n), where=known) - mean**2
     variance = np.maximum(variance, 0.0)
 
+    unconfirmed: SpeedTable = {}
     if len(peers) >= MAJORITY:
         knowers = known.sum(axis=0)
         lowest = np.min(mean, axis=0, initial=np.inf, where=known)
         highest = np.max(mean, axis=0, initial=-np.inf, where=known)
         kept = (knowers >= MAJORITY) | ((knowers == 2) & (highest - lowest <= clip))
+        slowest = np.argmin(np.where(known, mean, np.inf), axis=0)
+        for column in np.flatnonzero(~kept):
+            unconfirmed[keys[column]] = tables[peers[slowest[column]]][keys[column]]
         keys = [key for key, keep in zip(keys, kept, strict=True) if keep]
         n, mean, variance = n[:, kept], mean[:, kept], variance[:, kept]
         known = known[:, kept]
@@ -82,4 +85,5 @@ def peer_speeds(
         np.where(known, n * (variance + mean**2), 0.0).sum(axis=0),
     )
     rows = zip(keys, *(column.tolist() for column in columns), strict=True)
-    return len(peers), {key: SpeedRow(*values) for key, *values in rows}
+    confirmed = {key: SpeedRow(*values) for key, *values in rows}
+    return Peers(len(peers), confirmed, unconfirmed)

@@ -10,8 +10,6 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
-import msgspec
-
 from agent.benchmark.federation_data import Cluster, Speeds
 from agent.benchmark.federation_policies import open_hub
 from agent.benchmark.knowledge import Knowledge, live_through
@@ -19,20 +17,13 @@ from agent.learning.speeds import SpeedModel, speed_text
 from agent.learning.speeds import Speeds as Predicted
 from agent.simulator.hardware import SpeedTable as TrueSpeeds
 from common import link_pb2 as pb
-from common.codec import decode_speeds, encode_delta, encode_speeds
+from common.codec import decode_peers, encode_delta, encode_speeds
 from common.policy import initial_arrays
-from common.speeds import SpeedRow, SpeedTable, speed_key
+from common.speeds import NOBODY, Peers, SpeedRow, SpeedTable, speed_key
 from common.weights import like, quantise
 
 JOBS = 80
 """Of a window that a member lives through."""
-
-
-class Peers(msgspec.Struct, frozen=True):
-    """The sum of other members' tables, as the hub sends it."""
-
-    members: int
-    rows: dict[int, SpeedRow]
 
 
 def experience(cluster: Cluster, settings: Speeds, rule: str) -> Knowledge:
@@ -73,7 +64,7 @@ class _Teller:
 
     def __init__(self, told: SpeedTable) -> None:
         self._told, self._pods = told, 0
-        self.peers = Peers(0, {})
+        self.peers = NOBODY
 
     def __call__(self, message: pb.HubMessage) -> pb.MemberMessage:
         if message.WhichOneof("kind") == "personalize":
@@ -81,7 +72,7 @@ class _Teller:
                 adopted=pb.Adopted(reply_to=message.personalize.id, adopted=True)
             )
         train = message.train
-        self.peers = Peers(train.speeds.members, decode_speeds(train.speeds.rows))
+        self.peers = decode_peers(train.speeds)
         self._pods += 1
         unchanged, _ = quantise(like(initial_arrays()))
         return pb.MemberMessage(
@@ -119,7 +110,7 @@ def predict(speeds: TrueSpeeds, own: Knowledge | None, peers: Peers | None) -> P
     if own is not None:
         model.update(own.sums)
     if peers is not None:
-        model.absorb(peers.rows, peers.members)
+        model.absorb(peers)
     names: Sequence[str] = [speeds.job_types[number] for number in speeds.kind_type]
     kinds = [(name, int(gpus)) for name, gpus in zip(names, speeds.kind_gpus, strict=True)]
     return model.predict(kinds, speeds.gpu_types)

@@ -18,11 +18,12 @@ import numpy as np
 
 from agent.benchmark.federation_data import Cluster, Data, Liar
 from agent.benchmark.federation_policies import Learner, LyingLearner, federate, teach
-from agent.benchmark.federation_speeds import Peers, exchange, experience, lie, table
+from agent.benchmark.federation_speeds import exchange, experience, lie, table
 from agent.benchmark.knowledge import Knowledge
 from agent.benchmark.suite import Say, Size
 from agent.simulator import splits
 from agent.simulator.labels import Labels
+from common.speeds import Peers
 from common.weights import Arrays, load, save, write_atomic
 
 NOBODY = "nobody lies"

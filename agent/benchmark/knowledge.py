@@ -27,7 +27,7 @@ from agent.simulator.simulation import Simulation, new_simulation
 from agent.simulator.tables import ENVIRONMENT
 from agent.simulator.traces import trace_file
 from agent.simulator.workloads import Workload
-from common.speeds import SpeedRow
+from common.speeds import Peers, SpeedRow
 from common.weights import write_atomic
 
 SpeedSource = Literal["alone", "shared", "known"]
@@ -75,7 +75,7 @@ def predict(speeds: SpeedTable, own: Knowledge, peers: Sequence[Knowledge] = ())
                 total[key] = SpeedRow(
                     before.n + row.n, before.sum_x + row.sum_x, before.sum_x2 + row.sum_x2
                 )
-        model.absorb(total, len(peers))
+        model.absorb(Peers(len(peers), total, {}))
     names = [speeds.job_types[number] for number in speeds.kind_type]
     kinds = [(name, int(gpus)) for name, gpus in zip(names, speeds.kind_gpus, strict=True)]
     return model.predict(kinds, speeds.gpu_types)

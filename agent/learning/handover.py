@@ -8,7 +8,7 @@ import threading
 from dataclasses import dataclass, field
 
 from agent.federation import LocalState, SharedPolicy
-from common.speeds import SpeedTable
+from common.speeds import Peers
 
 
 @dataclass
@@ -32,7 +32,7 @@ class Handover:
         self._lock = threading.Lock()
         self._local = first
         self._offer: Offer | None = None
-        self._peers: tuple[SpeedTable, int] | None = None
+        self._peers: Peers | None = None
         self._patience = patience_seconds
         self._closed = False
         self.offered = threading.Event()
@@ -62,10 +62,10 @@ class Handover:
         offer.done.wait()
         return bool(offer.answer)
 
-    def adopt_speeds(self, peers: SpeedTable, members: int) -> None:
+    def adopt_speeds(self, peers: Peers) -> None:
         """Lay down the peers' speeds; the newest table counts."""
         with self._lock:
-            self._peers = (dict(peers), members)
+            self._peers = peers
             self.offered.set()
 
     # ---- the learner's side ----
@@ -75,7 +75,7 @@ class Handover:
         with self._lock:
             self._local = local
 
-    def take(self) -> tuple[Offer | None, tuple[SpeedTable, int] | None]:
+    def take(self) -> tuple[Offer | None, Peers | None]:
         """What waits, taken off the counter; answer the offer with :meth:`settle`."""
         with self._lock:
             offer, peers = self._offer, self._peers

@@ -30,7 +30,7 @@ from agent.learning.store import Store
 from agent.learning.twin import gpu_models
 from agent.settings import Settings
 from common.policy import initial_arrays
-from common.speeds import SpeedRow, SpeedTable
+from common.speeds import Peers, SpeedRow
 from common.weights import Arrays, carry_progress, copy, write_atomic
 
 log = logging.getLogger(__name__)
@@ -52,6 +52,7 @@ class Saved(msgspec.Struct, frozen=True, kw_only=True):
     peers: list[tuple[int, float, float, float]]
     members: int
     metrics: dict[str, float]
+    unconfirmed: list[tuple[int, float, float, float]] = []
 
 
 class OnlineLearner:
@@ -116,7 +117,7 @@ class OnlineLearner:
         try:
             before = self.learning_rounds
             if peers is not None:
-                self.speeds.absorb(*peers)
+                self.speeds.absorb(peers)
             taken = self._ready()
             fates = [] if taken is None else taken.fates
             if taken is not None:
@@ -283,8 +284,10 @@ class OnlineLearner:
         self.learning_rounds, self.transitions = saved.learning_rounds, saved.transitions
         self.live = saved.live
         self.shared, self.metrics = saved.shared, saved.metrics
-        peers: SpeedTable = {key: SpeedRow(*row) for key, *row in saved.peers}
-        self.speeds.absorb(peers, saved.members)
+        rows, unconfirmed = (
+            {key: SpeedRow(*row) for key, *row in told} for told in (saved.peers, saved.unconfirmed)
+        )
+        self.speeds.absorb(Peers(saved.members, rows, unconfirmed))
         try:
             self.algorithm.restore(saved.state)
         except CheckpointError as error:
@@ -297,6 +300,7 @@ class OnlineLearner:
                 self.live = Live()
 
     def _saved(self) -> bytes:
+        peers = self.speeds.peers
         return msgspec.msgpack.encode(
             Saved(
                 algorithm=self.learn.algorithm,
@@ -305,8 +309,9 @@ class OnlineLearner:
                 transitions=self.transitions,
                 live=self.live,
                 shared=self.shared,
-                peers=[(key, *row) for key, row in self.speeds.peers.items()],
-                members=self.speeds.members,
+                peers=[(key, *row) for key, row in peers.rows.items()],
+                unconfirmed=[(key, *row) for key, row in peers.unconfirmed.items()],
+                members=peers.members,
                 metrics=self.metrics,
             )
         )
@@ -380,7 +385,7 @@ class OnlineLearner:
             "scheduled_pods": int(self.store.counter("scheduled")),
             "late_outcomes": int(self.store.counter("late_outcomes")),
             "dropped_segments": int(self.store.counter("dropped_segments")),
-            "peers": self.speeds.members,
+            "peers": self.speeds.peers.members,
             "metrics": self.metrics,
         }
 

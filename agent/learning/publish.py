@@ -54,8 +54,8 @@ class SpeedsPublisher:
             tuple(kinds),
             int(np.log1p(seen) * 20),
             int(np.log1p(runs) * 20),
-            self.model.members,
-            hash(tuple(sorted(self.model.peers.items()))),
+            self.model.peers.members,
+            *(hash(tuple(sorted(rows.items()))) for rows in self.model.peers[1:]),
         )
         if stamp == self._written or not (models or kinds):
             return False

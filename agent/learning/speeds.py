@@ -21,7 +21,7 @@ from agent.arrays import Floats, Ints
 from agent.cluster.gpus import gpu_spec
 from agent.cluster.speeds_file import KindSpeeds, SpeedsFile
 from agent.journal import Progress
-from common.speeds import MAX_ROWS, SpeedRow, SpeedTable, speed_key
+from common.speeds import MAX_ROWS, NOBODY, Peers, SpeedRow, SpeedTable, speed_key
 
 Kind = tuple[str, int]
 """(job type, GPUs); 1 GPU for shared pods too."""
@@ -159,16 +159,15 @@ class SpeedModel:
     def __init__(self, prior: SpeedPrior | None = None) -> None:
         self.prior = prior or SpeedPrior()
         self.own: dict[str, tuple[float, float, float]] = {}
-        self.peers: SpeedTable = {}
-        self.members = 0
+        self.peers = NOBODY
 
     def update(self, sums: Sums) -> None:
         """Take this member's own sums, all of them."""
         self.own = dict(sums)
 
-    def absorb(self, peers: Mapping[int, SpeedRow], members: int) -> None:
-        """Take the sum of ``members`` other members' tables in place of the former one."""
-        self.peers, self.members = dict(peers), members
+    def absorb(self, peers: Peers) -> None:
+        """Take what is told of other members in place of what was told before."""
+        self.peers = peers
 
     def rows(self) -> SpeedTable:
         """This member's own table under hashed keys: absolute, the best observed if too many."""
@@ -183,15 +182,21 @@ class SpeedModel:
         if own is not None and own[0] > 0:
             count = min(own[0], 100.0)  # readings of one pod repeat each other's error
             found.append(_Observed(row, column, own[1] / own[0], reading / count, own[0], True))
-        peer = self.peers.get(speed_key(text))
-        if peer is not None and peer.n > 0 and self.members > 0:
-            mean = peer.sum_x / peer.n
-            # Honest members of like hardware agree; where they do not, the mean is worth less.
-            spread = max(peer.sum_x2 / peer.n - mean * mean - reading, 0.0)
-            variance = (4.0 * prior.peers**2 + spread) / min(self.members, 4)
-            variance += reading / min(peer.n, 100.0)
-            found.append(_Observed(row, column, mean, variance, peer.n, False))
+        if self.peers.members > 0:
+            found += self._told(self.peers.rows, text, row, column)
         return found
+
+    def _told(self, table: SpeedTable, text: str, row: int, column: int) -> list[_Observed]:
+        """What other members' table says of one key: nothing, or one observation."""
+        prior, peer = self.prior, table.get(speed_key(text))
+        if peer is None or peer.n <= 0:
+            return []
+        reading, mean = prior.reading**2, peer.sum_x / peer.n
+        # Honest members of like hardware agree; where they do not, the mean is worth less.
+        spread = max(peer.sum_x2 / peer.n - mean * mean - reading, 0.0)
+        variance = (4.0 * prior.peers**2 + spread) / min(self.peers.members, 4)
+        variance += reading / min(peer.n, 100.0)
+        return [_Observed(row, column, mean, variance, peer.n, False)]
 
     def predict(self, kinds: Sequence[Kind], models: Sequence[str]) -> Speeds:
         """Predictions for ``kinds`` on ``models``; job types are in the order of first mention.
@@ -241,17 +246,35 @@ class SpeedModel:
 
         all_k = np.repeat(np.arange(kind_count), model_count)
         all_t = np.tile(np.arange(model_count), kind_count)
-        k = np.array([o.row for o in observed], np.int64)
-        t = np.array([o.column for o in observed], np.int64)
         expected = mean[None, :] + prior.scaling_mean * size[:, None]
-        means = _solve(
-            expected.ravel(),
-            covariance(all_k, all_t, k, t),
-            covariance(k, t, k, t),
-            observed,
-            expected[k, t],
-        )
-        return means.reshape(kind_count, model_count)
+
+        def solve() -> Floats:
+            k = np.array([o.row for o in observed], np.int64)
+            t = np.array([o.column for o in observed], np.int64)
+            means = _solve(
+                expected.ravel(),
+                covariance(all_k, all_t, k, t),
+                covariance(k, t, k, t),
+                observed,
+                expected[k, t],
+            )
+            return means.reshape(kind_count, model_count)
+
+        means, known_jobs = solve(), {job[o.row] for o in observed}
+        # To take a fast place for a slow one costs a little, the other way round ten times as much:
+        # so what nobody confirms is believed where it is bad news.
+        bad_news = [
+            o
+            for k, (job_type, gpus) in enumerate(kinds)
+            if job[k] in known_jobs  # else not even the level is known that it is less than
+            for t, model in enumerate(models)
+            for o in self._told(self.peers.unconfirmed, speed_text(job_type, gpus, model), k, t)
+            if o.mean < means[k, t]
+        ]
+        if not bad_news:
+            return means
+        observed = [*observed, *bad_news][:MAX_OBSERVATIONS]
+        return solve()
 
     def _beside(self, job_types: Sequence[str], models: Sequence[str]) -> Floats:
         """[J, J] log slow-down of the row's job type beside the column's on one GPU."""

@@ -16,7 +16,7 @@ from agent.uploads import UploadPolicy
 from common import link_pb2 as pb
 from common.codec import decode_arrays, encode_delta
 from common.identity import Bundle, KeyPair, create_ca, expires, fingerprint, issue_member
-from common.speeds import SpeedTable
+from common.speeds import NOBODY, Peers, SpeedTable
 from common.weights import Arrays, carry_progress, copy, quantise
 from coordinator.registry import Registry
 from coordinator.server import Coordinator
@@ -137,7 +137,7 @@ class DummyLearner:
         self.anchor: Arrays | None = None
         self.mu = 0.0
         self.kinds: list[tuple[str, int]] = []
-        self.peers: tuple[int, SpeedTable] = (0, {})
+        self.peers = NOBODY
         self.accept = True
 
     def local(self) -> LocalState:
@@ -167,9 +167,9 @@ class DummyLearner:
             self.arrays = arrays
             return True
 
-    def adopt_speeds(self, peers: SpeedTable, members: int) -> None:
+    def adopt_speeds(self, peers: Peers) -> None:
         with self._lock:
-            self.peers = (members, peers)
+            self.peers = peers
 
 
 def member(bundle: Bundle, learner: DummyLearner, directory: Path, **options: Any) -> Member:

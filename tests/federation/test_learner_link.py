@@ -81,8 +81,8 @@ def test_learners_share_weights_speeds_and_counts_over_the_link(tmp_path: Path) 
             _, counted = hub.registry.pod_counter(name)
             assert 0 < counted <= learner.handover.local().scheduled_pods
             assert learner.shared
-            assert learner.speeds.members == 1
-            (row,) = learner.speeds.peers.values()
+            assert learner.speeds.peers.members == 1
+            (row,) = learner.speeds.peers.rows.values()
             assert row.n > 0
             assert np.isclose(row.sum_x / row.n, np.log(2.0))
             assert norm(delta(learner.arrays(), initial_arrays())) > 0.0

@@ -5,7 +5,7 @@ import threading
 import numpy as np
 import pytest
 
-from common.speeds import SpeedRow
+from common.speeds import Peers, SpeedRow
 from common.weights import load, version_id
 from tests.federation.support import WAIT, DummyLearner, RawMember, member, net, until, update
 
@@ -232,7 +232,7 @@ def test_newcomer_is_told_the_speeds_of_the_others_before_its_first_upload(
     newcomer = DummyLearner()
     closing(member(hub.bundle("beta"), newcomer, tmp_path / "beta")).start()
     until(lambda: newcomer.anchor is not None, "the newcomer was asked")
-    assert newcomer.peers == (1, table)
+    assert newcomer.peers == Peers(1, table, {})
 
 
 def test_learning_curves_hold_declared_finite_metrics_only(make_hub, closing, tmp_path):

@@ -5,7 +5,7 @@ import math
 import numpy as np
 import pytest
 
-from common.speeds import MAX_COUNT, SpeedRow, SpeedRowError, add, check, speed_key
+from common.speeds import MAX_COUNT, NOBODY, Peers, SpeedRow, SpeedRowError, add, check, speed_key
 from coordinator.speeds import peer_speeds
 
 
@@ -50,11 +50,11 @@ def test_table_with_too_many_rows_is_refused():
 
 def test_sum_leaves_the_member_itself_out():
     tables = {"a": {1: row(2, 1.0)}, "b": {1: row(4, 2.0), 2: row(1, 0.0)}, "c": {}}
-    assert peer_speeds(tables, "b", 1.0) == (1, {1: row(2, 1.0)})
-    members, table = peer_speeds(tables, "c", 1.0)
+    assert peer_speeds(tables, "b", 1.0) == Peers(1, {1: row(2, 1.0)}, {})
+    members, table, _ = peer_speeds(tables, "c", 1.0)
     assert members == 2
     assert table[1] == add({1: row(2, 1.0)}, {1: row(4, 2.0)})[1]
-    assert peer_speeds({"a": {1: row(2, 1.0)}}, "a", 1.0) == (0, {})
+    assert peer_speeds({"a": {1: row(2, 1.0)}}, "a", 1.0) == NOBODY
 
 
 def test_liar_among_three_peers_is_moved_to_the_others():
@@ -64,7 +64,7 @@ def test_liar_among_three_peers_is_moved_to_the_others():
         "liar": {1: row(1e8, 40.0, variance=900.0)},
         "me": {},
     }
-    _, table = peer_speeds(tables, "me", 0.5)
+    _, table, _ = peer_speeds(tables, "me", 0.5)
     # Median of the means 1.2, so the liar's becomes 1.7; its count at most twice the median count
     # of 10; its variance at most 10 * 0.25 + 0.5**2.
     expected = (10 * 1.0 + 10 * 1.2 + 20 * 1.7) / 40
@@ -76,22 +76,23 @@ def test_liar_among_three_peers_is_moved_to_the_others():
     check(table)
 
 
-def test_what_one_of_three_peers_alone_tells_stays_out():
+def test_what_one_of_three_peers_alone_tells_is_told_apart():
     tables = {"a": {1: row(5, 1.0)}, "b": {1: row(5, 1.1)}, "liar": {2: row(1e6, 9.0)}, "me": {}}
-    members, table = peer_speeds(tables, "me", 0.5)
+    members, table, unconfirmed = peer_speeds(tables, "me", 0.5)
     assert members == 3
     assert table.keys() == {1}
     assert table[1] == add(tables["a"], tables["b"])[1]
+    assert unconfirmed == tables["liar"]
 
 
-def test_two_of_three_peers_that_contradict_each_other_are_both_left_out():
+def test_of_two_of_three_peers_that_contradict_each_other_the_slower_is_told_apart():
     tables = {"a": {1: row(5, 1.0)}, "liar": {1: row(5, 3.3)}, "c": {2: row(5, 0.0)}, "me": {}}
-    assert peer_speeds(tables, "me", 0.5) == (3, {})
+    assert peer_speeds(tables, "me", 0.5) == Peers(3, {}, {1: row(5, 1.0), 2: row(5, 0.0)})
 
 
 def test_of_two_peers_that_agree_neither_counts_for_more_than_twice_the_other():
     tables = {"a": {1: row(5, 1.0)}, "b": {1: row(1e6, 1.4)}, "c": {2: row(5, 0.0)}, "me": {}}
-    _, table = peer_speeds(tables, "me", 0.5)
+    _, table, _ = peer_speeds(tables, "me", 0.5)
     assert table[1].n == pytest.approx(15)
     assert table[1].sum_x / table[1].n == pytest.approx((5 * 1.0 + 10 * 1.4) / 15)
 
@@ -99,7 +100,7 @@ def test_of_two_peers_that_agree_neither_counts_for_more_than_twice_the_other():
 def test_honest_peers_are_summed_unchanged():
     rng = np.random.default_rng(0)
     tables = {name: {k: row(5.0, rng.normal(0, 0.1)) for k in range(4)} for name in "abcd"}
-    _, table = peer_speeds(tables, "d", 1.0)
+    _, table, _ = peer_speeds(tables, "d", 1.0)
     plain = add(add(tables["a"], tables["b"]), tables["c"])
     for key, got in table.items():
         np.testing.assert_allclose(got, plain[key])

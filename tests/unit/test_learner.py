@@ -18,7 +18,7 @@ from agent.settings import LearnSettings, Settings
 from common.features import FEATURE_COUNT
 from common.metrics import DECLARED
 from common.policy import initial_arrays
-from common.speeds import SpeedRow
+from common.speeds import Peers, SpeedRow
 from common.weights import Arrays, apply, like, load, save
 from tests.unit.journals import NODES, decision, life_of_pods, placed
 from tests.unit.learners import Member
@@ -335,11 +335,11 @@ def test_offers_to_a_stopping_learner_are_refused(build: Callable[..., Member]) 
 
 def test_peers_speeds_survive_a_restart(build: Callable[..., Member]) -> None:
     member = build()
-    member.learner.handover.adopt_speeds({7: SpeedRow(3.0, 1.5, 0.75)}, 4)
+    told = Peers(4, {7: SpeedRow(3.0, 1.5, 0.75)}, {8: SpeedRow(1.0, 0.5, 0.25)})
+    member.learner.handover.adopt_speeds(told)
     member.learner.round()
     member.reopen()
-    assert member.learner.speeds.members == 4
-    assert member.learner.speeds.peers == {7: (3.0, 1.5, 0.75)}
+    assert member.learner.speeds.peers == told
     assert 7 not in member.learner.handover.local().speeds  # its own observations alone
 
 

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from common import link_pb2 as pb
-from common.codec import decode_arrays, decode_speeds, encode_delta, encode_speeds
-from common.speeds import SpeedRow
+from common.codec import decode_arrays, decode_peers, encode_delta, encode_speeds
+from common.speeds import NOBODY, Peers, SpeedRow
 from common.weights import interpolate, quantise
 from coordinator.offline import OfflineHub
 
@@ -19,7 +19,7 @@ class Member:
 
     def __init__(self, step, pods=1, speeds=None, broken=False):
         self.step, self.pods, self.speeds, self.broken = step, pods, speeds or {}, broken
-        self.policy, self.peers, self.rounds = None, None, 0
+        self.policy, self.peers, self.rounds = None, NOBODY, 0
 
     def __call__(self, message):
         if message.WhichOneof("kind") == "personalize":
@@ -29,7 +29,7 @@ class Member:
             )
         train = message.train
         self.rounds += 1
-        self.peers = train.speeds.members, decode_speeds(train.speeds.rows)
+        self.peers = decode_peers(train.speeds)
         change = {n: np.full_like(a, self.step) for n, a in decode_arrays(train.arrays).items()}
         tensors = encode_delta(quantise(change)[0])
         if self.broken:
@@ -103,8 +103,8 @@ def test_members_hear_of_each_others_speeds_from_the_second_round_on(tmp_path):
     hub = hub_of(tmp_path, members)
     hub.round()
     hub.round()
-    assert members["y"].peers == (1, told)
-    assert members["x"].peers == (0, {})
+    assert members["y"].peers == Peers(1, told, {})
+    assert members["x"].peers == NOBODY
     hub.close()
 
 

@@ -9,7 +9,7 @@ from agent.cluster.speeds_file import check
 from agent.journal import Progress
 from agent.learning.speeds import SpeedModel, SpeedPrior, beside_text, sample, speed_text
 from agent.simulator.hardware import load_speeds
-from common.speeds import SpeedRow, SpeedTable, add, speed_key
+from common.speeds import Peers, SpeedRow, SpeedTable, add, speed_key
 from common.speeds import check as check_rows
 
 TABLE = load_speeds()
@@ -143,7 +143,7 @@ def test_a_newcomer_gains_much_from_peers() -> None:
     total: SpeedTable = {}
     for seed in range(10, 19):
         total = add(total, rows(observe(seed, 80)))
-    federated.absorb(total, 9)
+    federated.absorb(Peers(9, total, {}))
     assert error(federated) < 0.35 * error(alone)
 
 
@@ -157,8 +157,8 @@ def test_one_lying_peer_of_eight_does_little_harm(shift: float, harm: float) -> 
     alone, good, lied_to = SpeedModel(), SpeedModel(), SpeedModel()
     for model in (alone, good, lied_to):
         model.update(observe(3, 20))
-    good.absorb(honest, 7)
-    lied_to.absorb(add(honest, rows(observe(27, 160, shift=shift))), 8)
+    good.absorb(Peers(7, honest, {}))
+    lied_to.absorb(Peers(8, add(honest, rows(observe(27, 160, shift=shift))), {}))
     assert error(lied_to) < error(good) + harm < error(alone)
 
 
@@ -172,8 +172,31 @@ def test_own_readings_outweigh_what_peers_claim() -> None:
         }
     )
     lie = {speed_key(speed_text("LM", 1, "k80")): SpeedRow(1e6, 4e6, 16e6)}
-    model.absorb(lie, 8)
+    model.absorb(Peers(8, lie, {}))
     assert model.predict(kind, models).slowdown[0].tolist() == pytest.approx([1.0, 0.0], abs=0.1)
+
+
+def test_what_nobody_confirms_is_believed_where_it_is_slower_than_thought() -> None:
+    kinds, models = [("LM", 1), ("stranger", 1)], ["k80", "v100"]
+
+    def table(**log_speeds: float) -> SpeedTable:
+        return {
+            speed_key(speed_text(job, 1, model)): SpeedRow(9.0, 9.0 * x, 9.0 * x * x)
+            for name, x in log_speeds.items()
+            for job, model in [name.split("_")]
+        }
+
+    def slower(confirmed: SpeedTable, **unconfirmed: float) -> list[list[float]]:
+        model = SpeedModel()
+        model.absorb(Peers(9, confirmed, table(**unconfirmed)))
+        return model.predict(kinds, models).slowdown.tolist()
+
+    known = table(LM_v100=2.0)
+    thought = slower(known)
+    assert slower(known, LM_k80=2.0 - thought[0][0] - 0.4)[0][0] > thought[0][0] + 0.2
+    assert slower(known, LM_k80=2.5) == thought  # it would be faster than is thought
+    assert slower({}, LM_k80=-5.0) == slower({})  # there is nothing to compare it with
+    assert slower(known, stranger_k80=-5.0) == thought
 
 
 def test_few_peers_weigh_less_than_many() -> None:
@@ -185,7 +208,7 @@ def test_few_peers_weigh_less_than_many() -> None:
             speed_key(speed_text("LM", 1, m)): SpeedRow(10.0, 10 * x, 10 * x * x)
             for m, x in zip(models, (1.0, 2.2), strict=True)
         }
-        model.absorb(claim, members)
+        model.absorb(Peers(members, claim, {}))
         return abs(float(model.predict(kind, models).slowdown[0, 0]) - 1.2)
 
     assert (
