@@ -2,12 +2,14 @@
 
 Every member is sent the sum over the *others*, so that its own observations are not counted twice.
 From three others on, none of them is believed alone. A key that only one knows stays out, one that
-two know stays out unless their means agree to within ``clip``. What stays out is sent apart, of two
-the slower: a member may believe that work is slower somewhere than it thought. Where three and more
-know a key, each is first moved towards the rest: its mean to within ``clip`` of the median of their
-means. A count is at most twice the median one, of two the lesser; a variance is at most ten times
-the median. One liar then shifts a shared mean by less than ``clip``, and invents none. With fewer
-than three others there is no majority to ask, and all are believed.
+two know stays out unless their means agree to within ``clip``. Where three and more know a key,
+each is first moved towards the rest: its mean to within ``clip`` of the median of their means. A
+count is at most twice the median one, of two the lesser; a variance is at most ten times the
+median. One liar then shifts a shared mean by less than ``clip``, and invents none. With fewer than
+three others there is no majority to ask, and all are believed.
+
+What stays out is sent apart, for a member may believe that work is *slower* somewhere than it
+thought: of two the slower, and of all peers alike no more rows than one may send.
 """
 
 from collections.abc import Mapping
@@ -15,7 +17,7 @@ from collections.abc import Mapping
 import numpy as np
 import numpy.typing as npt
 
-from common.speeds import Peers, SpeedRow, SpeedTable
+from common.speeds import MAX_ROWS, Peers, SpeedRow, SpeedTable
 
 MAJORITY = 3
 """Least number of peers among whom one is not believed alone."""
@@ -68,9 +70,11 @@ def peer_speeds(tables: Mapping[str, SpeedTable], member: str, clip: float) -> P
         lowest = np.min(mean, axis=0, initial=np.inf, where=known)
         highest = np.max(mean, axis=0, initial=-np.inf, where=known)
         kept = (knowers >= MAJORITY) | ((knowers == 2) & (highest - lowest <= clip))
-        slowest = np.argmin(np.where(known, mean, np.inf), axis=0)
-        for column in np.flatnonzero(~kept):
-            unconfirmed[keys[column]] = tables[peers[slowest[column]]][keys[column]]
+        teller = np.argmin(np.where(known, mean, np.inf), axis=0)  # the slowest
+        for line, name in enumerate(peers):
+            told = np.flatnonzero(~kept & (teller == line))
+            best = told[np.argsort(-n[line, told], kind="stable")][: MAX_ROWS // len(peers)]
+            unconfirmed |= {keys[column]: tables[name][keys[column]] for column in best}
         keys = [key for key, keep in zip(keys, kept, strict=True) if keep]
         n, mean, variance = n[:, kept], mean[:, kept], variance[:, kept]
         known = known[:, kept]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from common.speeds import MAX_COUNT, NOBODY, Peers, SpeedRow, SpeedRowError, add, check, speed_key
+from coordinator import speeds
 from coordinator.speeds import peer_speeds
 
 
@@ -88,6 +89,17 @@ def test_what_one_of_three_peers_alone_tells_is_told_apart():
 def test_of_two_of_three_peers_that_contradict_each_other_the_slower_is_told_apart():
     tables = {"a": {1: row(5, 1.0)}, "liar": {1: row(5, 3.3)}, "c": {2: row(5, 0.0)}, "me": {}}
     assert peer_speeds(tables, "me", 0.5) == Peers(3, {}, {1: row(5, 1.0), 2: row(5, 0.0)})
+
+
+def test_of_what_peers_tell_alone_no_more_is_passed_on_than_one_may_send(monkeypatch):
+    monkeypatch.setattr(speeds, "MAX_ROWS", 6)
+    tables = {
+        "a": {1: row(5, 1.0), 2: row(6, 1.0), 3: row(7, 1.0)},
+        "b": {4: row(5, 1.0)},
+        "liar": {key: row(1e6, 0.0) for key in range(10, 90)},
+        "me": {},
+    }
+    assert peer_speeds(tables, "me", 0.5).unconfirmed.keys() == {2, 3, 4, 10, 11}
 
 
 def test_of_two_peers_that_agree_neither_counts_for_more_than_twice_the_other():
